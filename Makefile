@@ -1,0 +1,30 @@
+# Two commands, each of which does all the set-up on a fresh machine:
+#   make demo    see it work
+#   make test    lint, types, doctests and tests
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint clean
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fmicl needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "could not make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/digits.py
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

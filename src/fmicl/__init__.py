@@ -1,1 +1,65 @@
-"""Contrastive learning with any f-divergence."""
+r"""Contrastive learning with any f-divergence (f-MICL).
+
+Three lines replace the InfoNCE loss of a training loop:
+
+    import fmicl
+    loss = fmicl.FMICLLoss("js", alpha=40.0, gamma=1.0)
+    loss(x, y).backward()          # x, y: (N, d) embeddings of two views of the same N samples
+
+Names are loaded when they are first used, so that `fmicl --help` answers without waiting for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fmicl import estimators as estimators
+    from fmicl import functional as functional
+    from fmicl import kernels as kernels
+    from fmicl import losses as losses
+    from fmicl import theory as theory
+    from fmicl.divergences import Divergence as Divergence
+    from fmicl.divergences import divergence as divergence
+    from fmicl.divergences import list_divergences as list_divergences
+    from fmicl.losses import AlignUniformLoss as AlignUniformLoss
+    from fmicl.losses import FMICLLoss as FMICLLoss
+    from fmicl.losses import InfoNCELoss as InfoNCELoss
+    from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
+    from fmicl.similarities import Cosine as Cosine
+    from fmicl.similarities import Gaussian as Gaussian
+    from fmicl.similarities import Similarity as Similarity
+
+__version__ = "0.1.0"
+
+_MODULES = ("estimators", "functional", "kernels", "losses", "theory")
+_HOMES = {
+    "AlignUniformLoss": "losses",
+    "Cosine": "similarities",
+    "Divergence": "divergences",
+    "FMICLLoss": "losses",
+    "Gaussian": "similarities",
+    "InfoNCELoss": "losses",
+    "Similarity": "similarities",
+    "SpectralContrastiveLoss": "losses",
+    "divergence": "divergences",
+    "list_divergences": "divergences",
+}
+
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"fmicl.{_HOMES[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"fmicl.{name}")
+    else:
+        raise AttributeError(f"module 'fmicl' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

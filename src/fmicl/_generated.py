@@ -1,0 +1,134 @@
+"""A divergence from its generator f alone: `Divergence.from_generator`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fmicl.divergences import Divergence
+
+# Convexity is looked for on this range of log u, in float64: e^16 is about 9e6.
+_CHECKED = 16.0
+_POINTS = 4097  # odd, so that u = 1 is one of them
+_BISECTION_LIMIT = 300.0  # |log u|; beyond it squares of u leave float64
+
+
+def _widest(x: Tensor) -> Tensor:
+    return x if x.device.type == "mps" else x.double()
+
+
+@dataclass(frozen=True)
+class Generated(Divergence):
+    """Everything from f: f' by automatic differentiation, the rest by Fenchel-Young."""
+
+    generator: Callable[[Tensor], Tensor]
+    name: str
+    supremum: float
+
+    formula = "given as code"
+    closed_form = False
+
+    @classmethod
+    def checked(cls, f: Callable[[Tensor], Tensor], name: str) -> Generated:
+        """Refuse an f that is no generator, saying at which u; otherwise find f'(inf)."""
+        u = torch.exp(torch.linspace(-_CHECKED, _CHECKED, _POINTS, dtype=torch.float64))
+        _check_elementwise(f, u, name)
+        _check_convex(f, u, name)
+        return cls(f, name, _supremum(f))
+
+    def _f(self, u: Tensor) -> Tensor:
+        return self.generator(_widest(u)).to(u.dtype)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return _slope(self.generator, _widest(u)).to(u.dtype)
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        wide = _widest(t)
+        u = self._maximiser(wide)
+        # the envelope theorem: u maximises, so its own dependence on t does not enter the gradient
+        value = (wide * u - self.generator(u)).to(t.dtype)
+        return value if self.supremum == math.inf else torch.where(t >= self.supremum, math.inf, value)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        u = self._maximiser(_widest(t)).to(t.dtype)
+        return u if self.supremum == math.inf else torch.where(t >= self.supremum, math.inf, u)
+
+    def _score(self, r: Tensor) -> Tensor:
+        return _slope(self.generator, torch.exp(_widest(r))).to(r.dtype)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        u = torch.exp(_widest(r))
+        return (u * _slope(self.generator, u) - self.generator(u)).to(r.dtype)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        u = torch.exp(_widest(r))
+        curvature = _slope(lambda v: _slope(self.generator, v), u)
+        return (u.square() * curvature).to(r.dtype)
+
+    @torch.no_grad()
+    def _maximiser(self, t: Tensor) -> Tensor:
+        """The u with f'(u) = t, by bisection in log u; the nearest end where there is none."""
+        low = torch.full_like(t, -_BISECTION_LIMIT)
+        high = torch.full_like(t, _BISECTION_LIMIT)
+        for _ in range(64):
+            middle = (low + high) / 2
+            below = _slope(self.generator, torch.exp(middle)) < t
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return torch.exp((low + high) / 2)
+
+
+def _slope(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """f'(u) elementwise, differentiable again, whether or not gradients are being recorded."""
+    derivative: Tensor = torch.func.grad(lambda v: f(v).sum())(u)
+    return derivative
+
+
+def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+    values = f(u)
+    if not isinstance(values, Tensor) or values.shape != u.shape:
+        seen = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(f"{name}: f must return a tensor of its argument's shape {tuple(u.shape)}, got {seen}")
+    alone = f(u[:7].reshape(7, 1)).reshape(7)
+    if not torch.allclose(alone, values[:7], rtol=1e-9, atol=1e-12, equal_nan=True):
+        raise TypeError(f"{name}: f must act on each element alone, but its values change with the rest of the tensor")
+
+
+def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+    at_one = float(f(torch.ones(1, dtype=torch.float64)))
+    if not abs(at_one) <= 1e-9:
+        raise ValueError(f"{name}: f(1) must be 0, but f(u) = {at_one:g} at u = 1; subtract that constant")
+    values = f(u)
+    wrong = values.isnan() | (values == -math.inf)
+    if wrong.any():
+        where = float(u[wrong][0])
+        raise ValueError(f"{name}: f must be finite for u > 0, but f(u) = {float(f(u[wrong][:1])):g} at u = {where:g}")
+    # A convex function may be +inf beyond some u (exp(u) overflows); what lies within must be convex.
+    inside = values.isfinite()
+    u, values = u[inside], values[inside]
+    slopes = _slope(f, u)
+    secants = values.diff() / u.diff()
+    noise = 1e-14 * (values[1:].abs() + values[:-1].abs()) / u.diff() + 1e-9 * secants.abs() + 1e-12
+    # f' must not fall from one point to the next, and the secant must lie between the two: the second
+    # sees the jumps and kinks that automatic differentiation steps over.
+    falls = slopes[1:] < slopes[:-1] - 1e-9 * (slopes[:-1].abs() + slopes[1:].abs()) - 1e-12
+    jumps = (secants < slopes[:-1] - noise) | (secants > slopes[1:] + noise)
+    bad = falls | jumps | slopes[1:].isnan()
+    if bad.any():
+        i = int(bad.nonzero()[0])
+        raise ValueError(
+            f"{name}: f is not convex near u = {float(u[i]):g}: f' goes from {float(slopes[i]):g} "
+            f"to {float(slopes[i + 1]):g} at u = {float(u[i + 1]):g}, with {float(secants[i]):g} on average between"
+        )
+
+
+def _supremum(f: Callable[[Tensor], Tensor]) -> float:
+    """f'(inf): where f' stops growing, or inf if it doesn't."""
+    for log_u in (200.0, 100.0, 50.0, 25.0):
+        near, far = _slope(f, torch.tensor([log_u / 2, log_u], dtype=torch.float64).exp()).tolist()
+        if math.isfinite(near) and math.isfinite(far):
+            return far if abs(far - near) <= 1e-6 * (1 + abs(far)) else math.inf
+    return math.inf

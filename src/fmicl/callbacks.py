@@ -1,0 +1,407 @@
+"""What watches a training run: the guard against broken numbers, the record, the checkpoints and the progress bar.
+
+A run is one long pass of batches: batch b belongs to epoch b // batches_per_epoch. Nothing here depends on Lightning's
+own counters, which start anew when a run is resumed in the middle of an epoch.
+"""
+
+# Lightning calls hooks with more arguments than most of them need.
+# ruff: noqa: ARG002
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fmicl import analysis
+from fmicl.methods import Method
+from fmicl.runs import Run, load_checkpoint, save_checkpoint, write_whole
+
+if TYPE_CHECKING:
+    from fmicl.data import Batch, ViewStream
+
+COLUMNS = (
+    "epoch", "step", "loss", "alignment", "uniformity", "lr", "knn", "effective_rank", "seconds",
+    "loss_alignment", "loss_uniformity",
+)  # fmt: skip
+COLLAPSED = 1.5
+"""Below this effective rank all embeddings lie about on one line through the origin."""
+SHORTEST_INTERVAL = 30.0
+"""Seconds between two checkpoints at ends of epochs, so that short epochs don't spend their time writing."""
+
+
+class NonFiniteError(RuntimeError):
+    """The loss, or a weight, is not a finite number any more."""
+
+
+class RemainingBatches:
+    """The batches of a run that are still to come, as one pass over several epochs.
+
+    Its start is read from ``method.batches`` when the pass begins, and so after a checkpoint was loaded.
+    """
+
+    def __init__(self, stream: ViewStream, method: Method, epochs: int) -> None:
+        self.stream, self.method = stream, method
+        self.total = epochs * len(stream)
+
+    def __len__(self) -> int:
+        return self.total - self.method.batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = self.method.batches
+        first, batch = divmod(start, len(self.stream))
+        for epoch in range(first, self.total // len(self.stream)):
+            self.stream.set_position(epoch, batch if epoch == first else 0)
+            yield from self.stream
+
+
+class Guard(Callback):
+    """Stop the run when the loss is not finite.
+
+    On a CPU this is before the step; on a GPU it is one batch later, for to look at a number sooner would make the
+    device wait. A checkpoint is only written after all losses up to it were looked at.
+
+    Args:
+        describe: the objective's settings in words, for the message.
+    """
+
+    def __init__(self, describe: str) -> None:
+        self.describe = describe
+        self._pending: tuple[int, Tensor] | None = None
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Look at the loss before this one, and on a CPU at this one."""
+        assert isinstance(pl_module, Method)
+        self.look()
+        self._pending = (pl_module.batches, loss.detach())
+        if loss.device.type == "cpu":
+            self.look()
+
+    def look(self) -> None:
+        """Look at the loss that is still unseen.
+
+        Raises:
+            NonFiniteError: it is not finite.
+        """
+        if self._pending is None:
+            return
+        batch, loss = self._pending
+        self._pending = None
+        value = float(loss)
+        if not math.isfinite(value):
+            self.stop(batch, f"the loss is {value}")
+
+    def stop(self, batch: int, what: str) -> None:
+        """Raise the error that ends the run."""
+        raise NonFiniteError(
+            f"{what} at batch {batch}; objective: {self.describe}. The last good checkpoint is kept. "
+            "Hint: lower --learning-rate, lengthen --warmup-epochs or set --clip 1; large --gamma or --mu also make "
+            "divergences such as pearson, tsallis and neyman overflow. Start again with the new settings."
+        )
+
+
+class Recorder(Callback):
+    """One row of metrics.csv for each epoch, and TensorBoard; warns of collapse.
+
+    ``alignment`` and ``uniformity`` are those of Wang and Isola for the last batch's embeddings, comparable between
+    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss where it has two.
+
+    Args:
+        run: the folder, or None on all processes but the first.
+        batches_per_epoch: length of an epoch.
+        monitor: gives the k-NN accuracy of an encoder in percent.
+        monitor_every: epochs between two such looks; 0 is never.
+        certificate: a sentence on the divergence for the warning of collapse, or "".
+        say: where warnings go.
+    """
+
+    def __init__(
+        self,
+        run: Run | None,
+        batches_per_epoch: int,
+        *,
+        monitor: Callable[[nn.Module], float] | None,
+        monitor_every: int,
+        certificate: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self.run, self.batches_per_epoch = run, batches_per_epoch
+        self.monitor, self.monitor_every = monitor, monitor_every
+        self.certificate, self.say = certificate, say
+        self.rows: list[dict[str, float | None]] = []
+        self.seconds = 0.0  # of the epoch under way, before the last start
+        self._sum: Tensor | None = None
+        self._carried = 0.0
+        self._collapsed = False
+        self._since = 0.0
+        self._writer: Any = None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold for the record to go on as if nothing had happened."""
+        loss = self._carried + (0.0 if self._sum is None else float(self._sum))
+        return {"rows": self.rows, "loss": loss, "seconds": self.seconds + time.monotonic() - self._since}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a state back."""
+        self.rows, self._carried, self.seconds = list(state["rows"]), float(state["loss"]), float(state["seconds"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Open TensorBoard, and drop rows that were written after the checkpoint that the run goes on from."""
+        assert isinstance(pl_module, Method)
+        self._since = time.monotonic()
+        if self.run is not None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = pl_module.step if pl_module.batches else None
+            self._writer = SummaryWriter(str(self.run.tensorboard), purge_step=purge)
+            self._write_rows()
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Add the loss; at the end of an epoch, write its row."""
+        assert isinstance(pl_module, Method)
+        # Lightning hands out the loss divided by the number of accumulated batches.
+        loss = outputs["loss"].detach().double() * pl_module.optimisation.accumulate
+        self._sum = loss if self._sum is None else self._sum + loss
+        if self._writer is not None and pl_module.batches % 10 == 0:
+            self._writer.add_scalar("batch/loss", float(loss), pl_module.step)
+            self._writer.add_scalar("batch/learning_rate", pl_module.learning_rate, pl_module.step)
+        if pl_module.batches % self.batches_per_epoch == 0:
+            self._end_epoch(trainer, pl_module, outputs)
+
+    def _end_epoch(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor]) -> None:
+        assert self._sum is not None
+        mean = torch.as_tensor((self._carried + self._sum) / self.batches_per_epoch)
+        mean = trainer.strategy.reduce(mean, reduce_op="mean")
+        if self.run is not None:
+            self._add_row(method, outputs, float(mean))
+        self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
+
+    @torch.no_grad()
+    def _add_row(self, method: Method, outputs: dict[str, Tensor], loss: float) -> None:
+        epoch = method.batches // self.batches_per_epoch
+        x, y = (F.normalize(outputs[name].float(), dim=1) for name in ("first", "second"))
+        rank = float(analysis.effective_rank(x))
+        terms = outputs["terms"].tolist() if "terms" in outputs else (None, None)
+        seconds = self.seconds + time.monotonic() - self._since
+        knn = None
+        if self.monitor and self.monitor_every and epoch % self.monitor_every == 0:
+            knn = self.monitor(method.encoder)
+        values = (
+            epoch, method.step, loss, float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
+            method.learning_rate, knn, rank, round(seconds, 3), *terms,
+        )  # fmt: skip
+        row = dict(zip(COLUMNS, values, strict=True))
+        self.rows.append(row)
+        self._write_rows()
+        for name, value in row.items():
+            if value is not None and name not in ("epoch", "step"):
+                self._writer.add_scalar(f"epoch/{name}", value, method.step)
+        self._warn_of_collapse(rank, epoch)
+
+    def _warn_of_collapse(self, rank: float, epoch: int) -> None:
+        collapsed = rank < COLLAPSED
+        if collapsed and not self._collapsed:
+            self.say(
+                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch}. "
+                f"{self.certificate}Raise --alpha, lower --learning-rate, or take another divergence."
+            )
+        self._collapsed = collapsed
+
+    def _write_rows(self) -> None:
+        assert self.run is not None
+        write_whole(self.run.metrics, self._csv)
+
+    def _csv(self, path: Path) -> None:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Close TensorBoard."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class Checkpoints(Callback):
+    """Write the whole state of the run between two steps, and read it back.
+
+    A checkpoint is due at the end of an epoch (if the last one is half a minute old), after ``minutes``, after
+    ``steps``, and at the end. It is always between two steps, when no gradient is half accumulated.
+
+    Args:
+        run: the folder, or None on all processes but the first.
+        recorder: its rows are part of the state.
+        guard: asked before a checkpoint is written.
+        resume: go on from the checkpoint in the folder, if there is one.
+        batches_per_epoch: length of an epoch.
+        total: batches of the run.
+        minutes: longest time between two checkpoints.
+        steps: longest distance between two checkpoints; 0 is no limit.
+    """
+
+    def __init__(
+        self,
+        run: Run | None,
+        recorder: Recorder,
+        guard: Guard,
+        *,
+        resume: bool,
+        batches_per_epoch: int,
+        total: int,
+        minutes: float,
+        steps: int,
+    ) -> None:
+        self.run, self.recorder, self.guard = run, recorder, guard
+        self.resume, self.batches_per_epoch, self.total = resume, batches_per_epoch, total
+        self.minutes, self.steps = minutes, steps
+        self._optimizer: dict[str, Any] | None = None
+        self._last = time.monotonic()
+        self._last_step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Load what is there: the first process reads, the others hear of it."""
+        assert isinstance(pl_module, Method)
+        state = None
+        if self.resume and self.run is not None and self.run.checkpoint.exists():
+            state = load_checkpoint(self.run.checkpoint)
+        state = trainer.strategy.broadcast(state)
+        if state is None:
+            return
+        pl_module.load_state_dict(state["method"])
+        pl_module.batches = int(state["batches"])
+        self.recorder.restore(state["record"])
+        self._optimizer = state["optimizer"]
+        self._last_step = pl_module.step
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The optimiser exists only now."""
+        if self._optimizer is not None:
+            trainer.optimizers[0].load_state_dict(self._optimizer)
+            self._optimizer = None
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Write a checkpoint if one is due."""
+        assert isinstance(pl_module, Method)
+        if self.run is None:
+            return
+        done = pl_module.batches == self.total
+        if pl_module.batches % pl_module.optimisation.accumulate and not done:
+            return
+        age = time.monotonic() - self._last
+        due = self.steps > 0 and pl_module.step - self._last_step >= self.steps
+        due |= pl_module.batches % self.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
+        if done or due or age > 60 * self.minutes:
+            self.write(trainer, pl_module)
+
+    def write(self, trainer: Trainer, method: Method) -> None:
+        """Write a checkpoint now, unless the state is broken.
+
+        Raises:
+            NonFiniteError: a weight is not finite; the checkpoint before is kept.
+        """
+        assert self.run is not None
+        self.guard.look()
+        norms = torch.stack(torch._foreach_norm(list(method.parameters())))
+        if not bool(norms.isfinite().all()):
+            self.guard.stop(method.batches, "a weight is not finite")
+        state = {
+            "format": 1,
+            "batches": method.batches,
+            "method": method.state_dict(),
+            "optimizer": trainer.optimizers[0].state_dict(),
+            "record": self.recorder.state(),
+        }
+        save_checkpoint(self.run.checkpoint, state)
+        self._last, self._last_step = time.monotonic(), method.step
+
+
+class Progress(Callback):
+    """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
+
+    Args:
+        total: batches of the run.
+        batches_per_epoch: length of an epoch.
+        batch_size: samples of a batch.
+        say: where lines go without a terminal.
+        live: draw a bar.
+    """
+
+    def __init__(
+        self, total: int, batches_per_epoch: int, batch_size: int, *, say: Callable[[str], None], live: bool
+    ) -> None:
+        self.total, self.batches_per_epoch, self.batch_size = total, batches_per_epoch, batch_size
+        self.say, self.live = say, live
+        self._bar: Any = None
+        self._task: Any = None
+        self._began, self._first, self._shown = 0.0, 0, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock, and the bar where there is a terminal."""
+        assert isinstance(pl_module, Method)
+        self._began = self._shown = time.monotonic()
+        self._first = pl_module.batches
+        if self.live:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  {task.fields[rate]} images/s  time left"
+            self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total, completed=self._first, epoch="", loss="", rate="")
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
+        assert isinstance(pl_module, Method)
+        now, done = time.monotonic(), pl_module.batches
+        if now - self._shown < (0.25 if self.live else 10.0) and done < self.total:
+            return
+        self._shown = now
+        rate = (done - self._first) / max(now - self._began, 1e-9)
+        loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
+        epoch = f"{-(-done // self.batches_per_epoch)}/{self.total // self.batches_per_epoch}"
+        images = f"{rate * self.batch_size:.0f}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=images)
+        else:
+            left = (self.total - done) / rate
+            self.say(f"epoch {epoch}  loss {loss:.4f}  {images} images/s  time left {_clock(left)}")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the terminal as it was, whatever happened."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

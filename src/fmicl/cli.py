@@ -1,0 +1,199 @@
+"""The command line, derived from the recipe dataclasses: a field there is an option here.
+
+Nothing heavy is imported before the command is known, so that ``fmicl --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from fmicl.recipes import RECIPES, Recipe
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train an encoder by a recipe; each of its settings is an option."""
+
+    recipe: tyro.conf.OmitArgPrefixes[Recipe]
+    out: Path | None = None
+    """Folder for the run; it must not exist (None: the next number under runs/)."""
+    resume: bool = False
+    """Go on with the run in --out, or with the newest of this recipe."""
+    name: tyro.conf.Suppress[str] = "run"
+
+    def __call__(self) -> None:
+        """Train, then print what came out."""
+        from fmicl.training import train
+
+        run = train(self.recipe, name=self.name, out=self.out, resume=self.resume)
+        if run is not None:
+            _print_results(run.path)
+            print(f"page: {run.report}")
+
+
+_Recipe: Any = reduce(
+    or_,
+    (
+        Annotated[
+            Train,
+            tyro.conf.subcommand(
+                entry.name, default=Train(entry.recipe, name=entry.name), description=entry.sentence, prefix_name=False
+            ),
+        ]
+        for entry in RECIPES.values()
+    ),
+)
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train an encoder on images by a recipe."""
+
+    command: tyro.conf.OmitArgPrefixes[_Recipe]
+    """What to train."""
+
+    def __call__(self) -> None:
+        """Run the chosen recipe."""
+        self.command()
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate a run's encoder again: k-NN, linear probe and geometry."""
+
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+    data_dir: Path | None = None
+    """Where its data is now, if it has moved."""
+    device: str | None = None
+    """Where to compute (None: a GPU if there is one)."""
+    workers: int | None = None
+    """Processes that decode images (None: as in training)."""
+
+    def __call__(self) -> None:
+        """Evaluate, then print what came out."""
+        from fmicl.results import evaluate_run
+
+        evaluate_run(self.run, data_dir=self.data_dir, device=self.device, workers=self.workers)
+        _print_results(self.run)
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Write the vectors of a folder of images, as a run's encoder sees them."""
+
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+    folder: tyro.conf.Positional[Path]
+    """Images, with or without subfolders."""
+    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
+    """File to write, which must not exist: .parquet, .npz or .csv."""
+    device: str | None = None
+    """Where to compute (None: a GPU if there is one)."""
+    batch_size: int = 256
+    """Images at a time."""
+    workers: int = 4
+    """Processes that decode images."""
+
+    def __call__(self) -> None:
+        """Embed, then say how many."""
+        from fmicl.embedding import embed_folder
+
+        count, skipped = embed_folder(
+            self.run, self.folder, self.output, device=self.device, batch_size=self.batch_size, workers=self.workers
+        )
+        for line in skipped:
+            print(f"left out, can't be read: {line}", file=sys.stderr)
+        print(f"{count} images -> {self.output}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Draw a run's figures and write its page."""
+
+    run: tyro.conf.Positional[Path]
+    """The run folder."""
+
+    def __call__(self) -> None:
+        """Write the page, then say where it is."""
+        from fmicl.report import write_report
+        from fmicl.runs import open_run
+
+        print(f"page: {write_report(open_run(self.run).path)}")
+
+
+_COMMANDS: Any = reduce(
+    or_,
+    (
+        Annotated[command, tyro.conf.subcommand(name, prefix_name=False)]
+        for name, command in (("train", TrainCommand), ("evaluate", Evaluate), ("embed", Embed), ("report", Report))
+    ),
+)
+
+
+def _print_results(run: Path) -> None:
+    """A small table: accuracies of raw pixels, of the untrained and of the trained encoder."""
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    if results["knn"] is None:
+        print(f"no labels, so no accuracy; effective rank {results['effective_rank']:.1f}")
+        return
+    table = Table(title=f"accuracy on the {results['split']} split, percent")
+    table.add_column("")
+    table.add_column(f"k-NN (k={results['k']})", justify="right")
+    table.add_column("linear probe", justify="right")
+    rows = {"raw pixels": results.get("raw_pixels"), "untrained encoder": results.get("untrained")}
+    for name, row in [*rows.items(), (f"trained, epoch {results['epoch']}", results)]:
+        if row is not None:
+            table.add_row(name, f"{row['knn']:.2f}", f"{row['linear']:.2f}")
+    Console().print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point: run a command.
+
+    Wrong input ends in one message and exit code 2, a loss that is not finite in exit code 1. With the environment
+    variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
+    """
+    try:
+        command = tyro.cli(
+            _COMMANDS,
+            prog="fmicl",
+            description="Contrastive learning with any f-divergence.",
+            args=arguments,
+        )
+        command()
+    except (ValueError, OSError) as error:
+        return _complain(error, 2)
+    except KeyboardInterrupt:
+        print("fmicl: stopped; the same command with --resume goes on", file=sys.stderr)
+        return 130
+    except RuntimeError as error:
+        if type(error).__name__ != "NonFiniteError":  # a bug, or a machine out of memory: its traceback is of use
+            raise
+        return _complain(error, 1)
+    return 0
+
+
+def _complain(error: Exception, code: int) -> int:
+    if os.environ.get("FMICL_TRACEBACK"):
+        raise error
+    print(f"fmicl: error: {error}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,126 @@
+"""A folder of images in, a table of vectors out."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fmicl.data import FileSamples, load_images, plain_batches
+from fmicl.evaluation import extract_features
+from fmicl.runs import EncoderConfig, load_encoder, open_run
+
+FORMATS = (".parquet", ".npz", ".csv")
+
+
+def embed_folder(
+    run: Path,
+    folder: Path,
+    output: Path,
+    *,
+    device: str | None = None,
+    batch_size: int = 256,
+    workers: int = 4,
+) -> tuple[int, tuple[str, ...]]:
+    """Write the features of all images under a folder, as the run's encoder sees them.
+
+    ============  ==============================================================================
+    ``.parquet``  columns ``path`` and ``embedding`` (a list of float32 of fixed length)
+    ``.npz``      arrays ``paths`` (N,) and ``embeddings`` (N, d), readable without pickle
+    ``.csv``      a header, then a row for each image: its path and d numbers
+    ============  ==============================================================================
+
+    Paths are relative to the folder. The output is written whole or not at all.
+
+    Args:
+        run: a run folder.
+        folder: images, with or without subfolders.
+        output: the file to write; its ending says the format.
+        device: where to compute; None takes a GPU if there is one.
+        batch_size: images at a time.
+        workers: processes that decode images.
+
+    Returns:
+        The number of images, and a line for each one that could not be read.
+
+    Raises:
+        FileExistsError: the output exists.
+        FileNotFoundError: no such run or folder.
+        ValueError: the ending is none of the three.
+    """
+    if output.suffix not in FORMATS:
+        raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
+    if output.exists():
+        raise FileExistsError(f"{output} exists and is not overwritten: take another name")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
+    config = EncoderConfig.read(open_run(run))
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    encoder = load_encoder(run).to(target)
+    # With no memory to fill, the samples stay files, and files have names.
+    splits = load_images("images", folder, size=config.size, memory_limit=0)
+    samples = splits.pretrain
+    assert isinstance(samples, FileSamples)
+    batches = plain_batches(
+        FileSamples(samples.paths),
+        size=config.size,
+        mean=config.mean,
+        std=config.std,
+        batch_size=batch_size,
+        device=target,
+        workers=workers,
+    )
+    vectors = extract_features(encoder, batches, target)[0].cpu()
+    paths = [path.relative_to(folder).as_posix() for path in samples.paths]
+    write_table(output, paths, vectors)
+    return len(paths), tuple(str(skipped) for skipped in splits.skipped)
+
+
+def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:
+    """Write paths and vectors (N, d) in the format that the ending says.
+
+    Raises:
+        FileExistsError: the output exists.
+
+    Example:
+        >>> import tempfile
+        >>> output = Path(tempfile.mkdtemp()) / "x.csv"
+        >>> write_table(output, ["a.png"], torch.tensor([[1.0, 0.5]]))
+        >>> print(output.read_text())
+        path,0,1
+        a.png,1.0,0.5
+    """
+    writers: dict[str, Callable[[Path, list[str], np.ndarray], None]]
+    writers = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}
+    temporary = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
+    try:
+        writers[output.suffix](temporary, paths, vectors.float().numpy())
+        os.link(temporary, output)  # unlike a rename, this refuses to overwrite
+    except FileExistsError:
+        raise FileExistsError(f"{output} exists and is not overwritten: take another name") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _parquet(path: Path, paths: list[str], vectors: np.ndarray) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), vectors.shape[1])
+    pyarrow.parquet.write_table(pyarrow.table({"path": paths, "embedding": column}), path)
+
+
+def _npz(path: Path, paths: list[str], vectors: np.ndarray) -> None:
+    np.savez(path, paths=np.array(paths, dtype=np.str_), embeddings=vectors)
+
+
+def _csv(path: Path, paths: list[str], vectors: np.ndarray) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["path", *range(vectors.shape[1])])
+        writer.writerows([name, *row] for name, row in zip(paths, vectors.tolist(), strict=True))

@@ -1,0 +1,221 @@
+"""What all methods share: two views in, a loss out, and an optimiser whose learning rate follows from the step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from fmicl.models import projection_head
+
+if TYPE_CHECKING:
+    from fmicl.data import Batch
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How the weights move: optimiser, highest learning rate, and the length of warm-up and cosine in steps."""
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    learning_rate: float = 0.1
+    weight_decay: float = 1e-4
+    warmup_steps: int = 0
+    total_steps: int = 1
+    accumulate: int = 1
+    seed: int = 0
+
+
+class Pairs(NamedTuple):
+    """The loss of a batch with the embeddings (N, d) that it compared, for whoever watches."""
+
+    loss: Tensor
+    first: Tensor
+    second: Tensor
+    terms: Tensor | None = None
+    """(2,) alignment and uniformity, the summands of the loss, where the objective has them."""
+
+
+def warmup_cosine(step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate: linear from 1/warmup to 1, then (1 + cos(pi t)) / 2 with t from 0 to 1.
+
+    Example:
+        >>> [round(warmup_cosine(step, 2, 6), 3) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Two groups: weights, which decay, and biases and normalisation parameters (one dimension), which don't.
+
+    Example:
+        >>> groups = parameter_groups(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), 0.1)
+        >>> [(len(group["params"]), group["weight_decay"]) for group in groups]
+        [(1, 0.1), (3, 0.0)]
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class Method(LightningModule):
+    """A method of contrastive learning over any objective.
+
+    Everything that a run must remember is in ``state_dict()``, in the optimiser, or in the one number
+    :attr:`batches`: the learning rate, the momentum and the random numbers of a batch are functions of it. That is
+    why a run which was cut off ends with the same bits.
+
+    Args:
+        encoder: maps images (N, C, H, W) to features (N, ``num_features``).
+        objective: called as ``objective(x, y)``, or ``objective(q, k, negatives=queue)``.
+        optimisation: optimiser and schedule.
+        dim: dimension of the embeddings.
+        hidden: width of the projection head.
+    """
+
+    channels_last = False
+    """Whether images are put into the memory format that convolutions on a GPU like."""
+    last_norm = False
+    """Whether the projection head ends in batch normalisation, as the method's paper has it."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module,
+        optimisation: Optimisation,
+        *,
+        dim: int = 512,
+        hidden: int = 2048,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection_head(int(encoder.num_features), hidden, dim, last_norm=self.last_norm)  # type: ignore[arg-type]
+        self.objective = objective
+        self.optimisation = optimisation
+        self.batches = 0
+
+    @abstractmethod
+    def pairs(self, batch: Batch) -> Pairs:
+        """The loss of a batch, and what it compared."""
+
+    @property
+    def step(self) -> int:
+        """Steps of the optimiser up to now."""
+        return self.batches // self.optimisation.accumulate
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step that comes next."""
+        o = self.optimisation
+        return o.learning_rate * warmup_cosine(self.step, o.warmup_steps, o.total_steps)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Embeddings (N, d) of images, before any normalisation."""
+        embeddings: Tensor = self.projection(self.encoder(images))
+        return embeddings
+
+    def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Pairs:
+        """The objective's loss of x against y, with its two terms where it tells them apart."""
+        explicit = {} if negatives is None else {"negatives": negatives}
+        terms = getattr(self.objective, "terms", None)
+        if terms is None:
+            return Pairs(self.objective(x, y, **explicit), x.detach(), y.detach())
+        alignment, uniformity = terms(x, y, **explicit)
+        return Pairs(
+            alignment + uniformity, x.detach(), y.detach(), torch.stack([alignment.detach(), uniformity.detach()])
+        )
+
+    def compile_parts(self) -> None:
+        """Compile what runs in each step, in place, so that names in checkpoints stay what they are."""
+        self.encoder.compile()
+        self.projection.compile()
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)
+        """One batch: set what follows from the number of batches so far, then compute the loss."""
+        # Dropout and the like draw from here; seeding by the batch makes them the same after a resume.
+        torch.manual_seed(hash((self.optimisation.seed, self.batches, self.global_rank)) % 2**63)
+        if self.batches % self.optimisation.accumulate == 0:
+            self.on_step_start()
+        if self.channels_last:
+            first, second = (x.contiguous(memory_format=torch.channels_last) for x in (batch.first, batch.second))
+            batch = batch._replace(first=first, second=second)
+        pairs = self.pairs(batch)
+        self.batches += 1
+        return {name: value for name, value in pairs._asdict().items() if value is not None}
+
+    def on_step_start(self) -> None:
+        """Before the first batch of a step."""
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        for group in optimizer.param_groups:
+            group["lr"] = self.learning_rate
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """SGD with momentum 0.9, or AdamW; biases and normalisation parameters do not decay."""
+        o = self.optimisation
+        groups = parameter_groups(self, o.weight_decay)
+        if o.optimizer == "adamw":
+            return torch.optim.AdamW(groups, lr=o.learning_rate)
+        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=0.9)
+
+
+class MomentumMethod(Method):
+    """A method with a second encoder, whose weights are a moving average of the first one's.
+
+    The average moves once a step, before the batch: target <- m target + (1 - m) online, with
+    m = :meth:`momentum` of the step. Gradients never reach it.
+
+    Args:
+        encoder: as in :class:`Method`, and the others alike.
+        momentum: m at the first step.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module,
+        optimisation: Optimisation,
+        *,
+        dim: int = 512,
+        hidden: int = 2048,
+        momentum: float = 0.99,
+    ) -> None:
+        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden)
+        self.initial_momentum = momentum
+        self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
+        self.target_projection = copy.deepcopy(self.projection).requires_grad_(False)
+
+    def momentum(self) -> float:
+        """The m of the step that comes next."""
+        return self.initial_momentum
+
+    @torch.no_grad()
+    def target(self, images: Tensor) -> Tensor:
+        """Embeddings (N, d) by the momentum encoder, without gradient."""
+        embeddings: Tensor = self.target_projection(self.target_encoder(images))
+        return embeddings
+
+    def compile_parts(self) -> None:
+        """The momentum encoder too."""
+        super().compile_parts()
+        self.target_encoder.compile()
+        self.target_projection.compile()
+
+    @torch.no_grad()
+    def on_step_start(self) -> None:
+        """Move the average, then set the learning rate."""
+        online: list[Tensor] = [*self.encoder.parameters(), *self.projection.parameters()]
+        target: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projection.parameters()]
+        torch._foreach_lerp_(target, online, 1 - self.momentum())
+        super().on_step_start()

@@ -1,0 +1,91 @@
+"""MoCo: keys by a momentum encoder, and a queue of past keys as the negatives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fmicl.methods.base import MomentumMethod, Optimisation, Pairs
+
+if TYPE_CHECKING:
+    from fmicl.data import Batch
+
+
+class MoCo(MomentumMethod):
+    """Queries against keys of a momentum encoder, with a queue of past keys as explicit negatives.
+
+    After He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 2020. With ``InfoNCELoss``
+    it is MoCo, with ``FMICLLoss("js")`` JS-MICL on MoCo. The queue is a buffer, so it is part of a checkpoint; on
+    several processes each one enqueues the keys of all, in rank order, so that all hold the same queue. In place of
+    MoCo's shuffled batch normalisation, batch statistics span all processes (``sync_batchnorm``).
+
+    Args:
+        encoder: as in :class:`fmicl.methods.Method`, and the others alike.
+        queue: number of negatives kept; at least a batch.
+
+    Example:
+        >>> from fmicl.models import SmallConv
+        >>> method = MoCo(SmallConv(), nn.Identity(), Optimisation(), dim=8, hidden=16, queue=32)
+        >>> method.enqueue(torch.ones(20, 8)); method.enqueue(torch.ones(20, 8))
+        >>> int(method.queue_position), tuple(method.queue.shape)
+        (8, (32, 8))
+    """
+
+    queue: Tensor
+    queue_position: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module,
+        optimisation: Optimisation,
+        *,
+        dim: int = 512,
+        hidden: int = 2048,
+        momentum: float = 0.999,
+        queue: int = 4096,
+    ) -> None:
+        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, momentum=momentum)
+        # Until the queue has been filled once, random directions stand in for keys, as in MoCo.
+        self.register_buffer("queue", F.normalize(torch.randn(queue, dim), dim=1))
+        self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
+        self._keys: list[Tensor] = []
+
+    def pairs(self, batch: Batch) -> Pairs:
+        """The loss of queries against their keys and the queue; the keys wait to be enqueued."""
+        queries, keys = self.embed(batch.first), self.target(batch.second)
+        self._keys.append(keys)
+        return self.compare(queries, keys, negatives=self.queue)
+
+    def on_after_backward(self) -> None:
+        """Enqueue this batch's keys: not sooner, for the backward pass still needs the queue as it was."""
+        for keys in self._keys:
+            self.enqueue(keys)
+        self._keys.clear()
+
+    @torch.no_grad()
+    def enqueue(self, keys: Tensor) -> None:
+        """Overwrite the oldest entries with keys (N, d): those of all processes, in rank order.
+
+        Raises:
+            ValueError: more keys than the queue holds.
+        """
+        keys = gather(F.normalize(keys.float(), dim=1))
+        if len(keys) > len(self.queue):
+            raise ValueError(f"a batch has {len(keys)} keys, but the queue holds {len(self.queue)}: make queue larger")
+        places = (self.queue_position + torch.arange(len(keys), device=keys.device)) % len(self.queue)
+        self.queue.index_copy_(0, places, keys)
+        self.queue_position.copy_((self.queue_position + len(keys)) % len(self.queue))
+
+
+def gather(x: Tensor) -> Tensor:
+    """The rows of all processes in rank order, without gradient; on one process, x itself."""
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return x
+    rows = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
+    distributed.all_gather(rows, x.contiguous())
+    return torch.cat(rows)

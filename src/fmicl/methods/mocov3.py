@@ -1,0 +1,70 @@
+"""MoCo v3: momentum encoder and predictor, without a queue."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from fmicl.methods.base import MomentumMethod, Optimisation, Pairs
+from fmicl.models import predictor
+
+if TYPE_CHECKING:
+    from fmicl.data import Batch
+
+
+class MoCoV3(MomentumMethod):
+    """Each view predicts the other one's key; the keys of the rest of the batch are negatives.
+
+    After Chen, Xie and He, "An Empirical Study of Training Self-Supervised Vision Transformers", 2021. The momentum
+    rises from its first value to 1 along a half cosine.
+
+    Args:
+        encoder: as in :class:`fmicl.methods.Method`, and the others alike.
+
+    Example:
+        >>> from fmicl.models import SmallConv
+        >>> method = MoCoV3(SmallConv(), nn.Identity(), Optimisation(total_steps=10), dim=8, hidden=16)
+        >>> start = method.momentum(); method.batches = 10
+        >>> round(start, 4), round(method.momentum(), 4)
+        (0.99, 1.0)
+    """
+
+    last_norm = True
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module,
+        optimisation: Optimisation,
+        *,
+        dim: int = 512,
+        hidden: int = 2048,
+        momentum: float = 0.99,
+    ) -> None:
+        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, momentum=momentum)
+        self.predictor = predictor(dim, hidden)
+
+    def momentum(self) -> float:
+        """1 - (1 - m0) (1 + cos(pi t)) / 2, with t from 0 to 1 over the run."""
+        t = min(1.0, self.step / self.optimisation.total_steps)
+        return 1 - (1 - self.initial_momentum) * 0.5 * (1 + math.cos(math.pi * t))
+
+    def compile_parts(self) -> None:
+        """The predictor too."""
+        super().compile_parts()
+        self.predictor.compile()
+
+    def pairs(self, batch: Batch) -> Pairs:
+        """The mean of both directions: the first view predicts the second one's key, and the other way round."""
+        q1, q2 = self.predict(batch.first), self.predict(batch.second)
+        k1, k2 = self.target(batch.first), self.target(batch.second)
+        one, other = self.compare(q1, k2), self.compare(q2, k1)
+        terms = None if one.terms is None or other.terms is None else (one.terms + other.terms) / 2
+        return one._replace(loss=(one.loss + other.loss) / 2, terms=terms)
+
+    def predict(self, images: Tensor) -> Tensor:
+        """The predictor's embeddings (N, d) of images."""
+        embeddings: Tensor = self.predictor(self.embed(images))
+        return embeddings

@@ -1,0 +1,31 @@
+"""SimCLR: two views of a batch through one encoder."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fmicl.methods.base import Method, Pairs
+
+if TYPE_CHECKING:
+    from fmicl.data import Batch
+
+
+class SimCLR(Method):
+    """Both views through the same encoder; who is a negative, the objective says (Chen et al., 2020).
+
+    With ``InfoNCELoss`` it is SimCLR, with ``FMICLLoss`` the f-MICL of the paper's Algorithm 1.
+
+    Example:
+        >>> from fmicl.methods.base import Optimisation
+        >>> from fmicl.models import SmallConv
+        >>> method = SimCLR(SmallConv(), torch.nn.Identity(), Optimisation(), dim=8, hidden=16)
+        >>> method.embed(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 8])
+    """
+
+    def pairs(self, batch: Batch) -> Pairs:
+        """The loss between the two views; one pass through the encoder, so that both share its statistics."""
+        x, y = self.embed(torch.cat([batch.first, batch.second])).chunk(2)
+        return self.compare(x, y)

@@ -1,0 +1,210 @@
+"""What a trained encoder is worth: the numbers in results.json, and the arrays that the figures are drawn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fmicl.analysis import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
+from fmicl.data import Samples, Splits, ViewStream, load_images, plain_batches
+from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
+from fmicl.recipes import Recipe
+from fmicl.runs import EncoderConfig, Run, load_encoder, load_projection, open_run, read_json, read_recipe, write_json
+from fmicl.runs import write_whole as _write_whole
+
+EVALUATION_BATCH = 512
+PAIRS = 2048
+"""At most so many samples are looked at for the geometry of the embeddings."""
+QUERIES, NEIGHBOURS = 6, 8
+"""Rows and columns of the picture of nearest neighbours."""
+
+
+def evaluate_run(
+    run: Run | Path,
+    *,
+    splits: Splits | None = None,
+    data_dir: Path | None = None,
+    device: torch.device | str | None = None,
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """Evaluate the encoder that a run left, after its last epoch, and write results.json and arrays.safetensors.
+
+    k-NN and linear probe are on the frozen features, and learn from the training split only. Alignment, uniformity,
+    effective rank and the distances are those of the embeddings (after the projection head) of two random views of
+    samples that were held out. Results that say something else are not thrown away: they get a number.
+
+    Args:
+        run: the run folder.
+        splits: its data, where it is in memory already.
+        data_dir: where the data is now, if it has moved.
+        device: where to compute; None takes a GPU if there is one.
+        workers: processes that decode images; None is as in training.
+
+    Returns:
+        What results.json holds.
+
+    Raises:
+        FileNotFoundError: the run has no encoder yet, or the data isn't there.
+    """
+    run = open_run(run.path if isinstance(run, Run) else run)
+    recipe = read_recipe(run)[1]
+    changes: dict[str, Any] = {"data_dir": data_dir, "workers": workers}
+    recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    encoder, projection = load_encoder(run.path).to(device), load_projection(run).to(device)
+    if splits is None:
+        splits = load_images(
+            recipe.dataset,
+            recipe.data_dir,
+            size=recipe.views.size,
+            validation=recipe.validation,
+            seed=recipe.seed,
+        )
+    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
+    arrays: dict[str, Tensor] = {}
+    gallery, queries = splits.train or splits.pretrain, splits.test
+    features, labels = _features(encoder, gallery, recipe, device)
+    query_features = None
+    if splits.test is not None and labels is not None:
+        query_features, query_labels = _features(encoder, splits.test, recipe, device)
+        assert query_labels is not None
+        results |= _accuracies(features, labels, query_features, query_labels, recipe)
+        results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(splits.test)}
+        if recipe.baselines:
+            results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, device)
+            torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
+            results["untrained"] = _baseline(EncoderConfig.read(run).build().to(device), splits, recipe, device)
+    geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, device)
+    results |= geometry
+    results["skipped_images"] = len(splits.skipped)
+    arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe, device)
+    _keep_old(run.results, results)
+    _write_whole(run.arrays, lambda path: save_file(arrays, path))
+    write_json(run.results, results)
+    return results
+
+
+def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callable[[nn.Module], float] | None:
+    """A function that gives an encoder's k-NN accuracy in percent; None where the data has no labels."""
+    train, test = splits.train, splits.test
+    if train is None or test is None:
+        return None
+
+    def accuracy(encoder: nn.Module) -> float:
+        x, labels = _features(encoder, train, recipe, device)
+        y, answers = _features(encoder, test, recipe, device)
+        assert labels is not None
+        assert answers is not None
+        return knn_accuracy(x, labels, y, answers, k=min(recipe.k, len(x)))
+
+    return accuracy
+
+
+def _batches(
+    samples: Samples, recipe: Recipe, device: torch.device, *, plain: bool = False
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Samples as the encoder wants them, or with ``plain`` in [0, 1]."""
+    views = recipe.views
+    mean, std = (tuple(0.0 for _ in views.mean), tuple(1.0 for _ in views.std)) if plain else (views.mean, views.std)
+    return plain_batches(
+        samples,
+        size=views.size,
+        mean=mean,
+        std=std,
+        batch_size=EVALUATION_BATCH,
+        device=device,
+        workers=recipe.workers,
+    )
+
+
+def _features(
+    encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    return extract_features(encoder, _batches(samples, recipe, device), device)
+
+
+def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: Recipe) -> dict[str, Any]:
+    k = min(recipe.k, len(x))
+    knn = knn_accuracy(x, labels, y, answers, k=k)
+    probe = linear_probe(x, labels, y, answers, seed=recipe.seed)
+    found: dict[str, Any] = {"knn": knn, "linear": probe.accuracy, "k": k, "linear_protocol": probe.protocol}
+    return found if probe.top5 is None else {**found, "linear_top5": probe.top5}
+
+
+def _baseline(encoder: nn.Module, splits: Splits, recipe: Recipe, device: torch.device) -> dict[str, float]:
+    assert splits.train is not None
+    assert splits.test is not None
+    x, labels = _features(encoder, splits.train, recipe, device)
+    y, answers = _features(encoder, splits.test, recipe, device)
+    assert labels is not None
+    assert answers is not None
+    found = _accuracies(x, labels, y, answers, recipe)
+    return {"knn": found["knn"], "linear": found["linear"]}
+
+
+def _geometry(
+    model: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """How close the embeddings of two views of a sample are, and how spread all of them."""
+    batch = min(EVALUATION_BATCH, len(samples))
+    stream = ViewStream(samples, recipe.view_pair, batch, seed=recipe.seed, device=device, workers=recipe.workers)
+    first: list[tuple[Tensor, None]] = []
+    second: list[tuple[Tensor, None]] = []
+    for pair in stream:
+        first.append((pair.first, None))
+        second.append((pair.second, None))
+        if len(first) * batch >= PAIRS:
+            break
+    x, y = extract_features(model, first, device)[0], extract_features(model, second, device)[0]
+    x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
+    found = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
+    distances = pair_distances(x, y, seed=recipe.seed)
+    return found, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+
+
+def _neighbours(
+    features: Tensor,
+    query_features: Tensor | None,
+    gallery: Samples,
+    queries: Samples | None,
+    recipe: Recipe,
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Pictures of a few samples and of the training samples nearest to them."""
+    own = query_features is None or queries is None
+    asked, pool = (features, gallery) if own else (query_features, queries)
+    assert asked is not None
+    assert pool is not None
+    generator = torch.Generator().manual_seed(recipe.seed)
+    chosen = torch.randperm(len(asked), generator=generator)[:QUERIES]
+    count = min(NEIGHBOURS, len(features) - int(own))
+    if count < 1:
+        return {}
+    # Where the queries are in the gallery themselves, each is its own nearest neighbour and is left out.
+    found = nearest_neighbours(features, asked[chosen.to(asked.device)], count + int(own))
+    indices, similarity = found.indices[:, int(own) :], found.similarities[:, int(own) :]
+    rows = torch.stack([_pictures(gallery.select(row.cpu()), recipe, device) for row in indices])
+    shown = torch.cat([_pictures(pool.select(chosen), recipe, device).unsqueeze(1), rows], dim=1)
+    return {"neighbour_images": shown.contiguous(), "neighbour_similarity": similarity.cpu().contiguous()}
+
+
+def _pictures(samples: Samples, recipe: Recipe, device: torch.device) -> Tensor:
+    """(N, C, H, W) uint8, as a person sees them."""
+    images = torch.cat([batch for batch, _ in _batches(samples, recipe, device, plain=True)])
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+
+
+def _keep_old(path: Path, results: dict[str, Any]) -> None:
+    """Move results that differ out of the way: results.json -> results-1.json."""
+    if not path.exists() or read_json(path) == results:
+        return
+    number = 1
+    while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(kept)

@@ -1,0 +1,359 @@
+"""The folder that a run leaves: made once, written whole, read without pickle.
+
+RUN/settings.json  metrics.csv  tensorboard/  checkpoints/last.ckpt  encoder.safetensors  encoder.json
+    projection.safetensors  results.json  arrays.safetensors  figures/  report.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fmicl.models import build_encoder
+from fmicl.recipes import Recipe
+
+ROOT = Path("runs")
+"""Where runs go by default, under the current folder."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The places in a run folder.
+
+    Example:
+        >>> Run(Path("runs/digits-001")).checkpoint.as_posix()
+        'runs/digits-001/checkpoints/last.ckpt'
+    """
+
+    path: Path
+
+    @property
+    def settings(self) -> Path:
+        """What was trained, with what: enough to run it again."""
+        return self.path / "settings.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One row for each epoch."""
+        return self.path / "metrics.csv"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where to go on from."""
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def encoder(self) -> Path:
+        """The encoder's weights."""
+        return self.path / "encoder.safetensors"
+
+    @property
+    def encoder_config(self) -> Path:
+        """How to build the encoder that the weights fit."""
+        return self.path / "encoder.json"
+
+    @property
+    def projection(self) -> Path:
+        """The weights of the projection head."""
+        return self.path / "projection.safetensors"
+
+    @property
+    def results(self) -> Path:
+        """Accuracies and geometry at the last epoch."""
+        return self.path / "results.json"
+
+    @property
+    def arrays(self) -> Path:
+        """What the figures are drawn from."""
+        return self.path / "arrays.safetensors"
+
+    @property
+    def report(self) -> Path:
+        """The page."""
+        return self.path / "report.html"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, the page being the last thing written."""
+        return self.report.exists() and self.results.exists()
+
+
+def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
+    """Make a new run folder: ``out``, or the next free number under ``root``.
+
+    Raises:
+        FileExistsError: ``out`` exists; nothing is ever overwritten.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> [new_run("digits", root=folder).path.name for _ in range(2)]
+        ['digits-001', 'digits-002']
+    """
+    if out is not None:
+        try:
+            out.mkdir(parents=True)
+        except FileExistsError:
+            raise FileExistsError(
+                f"{out} exists, and a run never overwrites one: take another --out, or go on with it by --resume"
+            ) from None
+        return Run(out)
+    root.mkdir(parents=True, exist_ok=True)
+    number = 1 + max((int(path.name[len(name) + 1 :]) for path in _numbered(name, root)), default=0)
+    while True:  # another process may have just taken the number
+        try:
+            (root / f"{name}-{number:03d}").mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return Run(root / f"{name}-{number:03d}")
+
+
+def latest_run(name: str, root: Path = ROOT) -> Run | None:
+    """The numbered run of this recipe with the highest number, if there is one."""
+    runs = sorted(_numbered(name, root), key=lambda path: int(path.name[len(name) + 1 :]))
+    return Run(runs[-1]) if runs else None
+
+
+def _numbered(name: str, root: Path) -> list[Path]:
+    return [path for path in root.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit() and path.is_dir()]
+
+
+def open_run(path: Path | str) -> Run:
+    """An existing run folder.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it is not one that ``fmicl train`` left.
+    """
+    run = Run(Path(path))
+    if not run.path.is_dir():
+        raise FileNotFoundError(f"there is no run folder {run.path}")
+    if not run.settings.exists():
+        raise FileNotFoundError(f"{run.path} is not a run folder of `fmicl train`: it has no settings.json")
+    return run
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then move it there: a reader sees all of it or nothing.
+
+    The data is on the disk before the name is, so this holds after a power cut too.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "x.txt"
+        >>> write_whole(target, lambda path: path.write_text("whole"))
+        >>> target.read_text()
+        'whole'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write JSON, whole or not at all."""
+    write_whole(path, lambda p: p.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} should hold a JSON object, but it is a {type(value).__name__}")
+    return value
+
+
+def write_settings(run: Run, name: str, recipe: Recipe, device: str) -> None:
+    """Write settings.json: all that is needed to run it again."""
+    packages = ("fmicl", "torch", "lightning", "timm", "torchvision", "scikit-learn")
+    write_json(
+        run.settings,
+        {
+            "recipe": name,
+            "settings": recipe.to_json(),
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
+            "device": device,
+            "commit": _commit(),
+            "seed": recipe.seed,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    )
+
+
+def read_recipe(run: Run) -> tuple[str, Recipe]:
+    """Name and settings of a run."""
+    settings = read_json(run.settings)
+    return str(settings["recipe"]), Recipe.from_json(settings["settings"])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of this package's own checkout, with ``-dirty`` where files differ from it; None if it has none."""
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return None
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@dataclass(frozen=True)
+class EncoderConfig:
+    """What encoder.json holds: how to build the encoder, and what its images must look like."""
+
+    encoder: str
+    size: int
+    channels: int
+    features: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    arguments: dict[str, Any]
+
+    @classmethod
+    def of(cls, recipe: Recipe, features: int) -> EncoderConfig:
+        """The config of a recipe's encoder."""
+        views = recipe.views
+        arguments = {"stem": recipe.stem, "depth": recipe.depth, "stable_vit": recipe.stable_vit}
+        return cls(recipe.encoder, views.size, len(views.mean), features, views.mean, views.std, arguments)
+
+    @classmethod
+    def read(cls, run: Run) -> EncoderConfig:
+        """From a run folder.
+
+        Raises:
+            FileNotFoundError: the run has no encoder yet.
+        """
+        if not run.encoder_config.exists():
+            raise FileNotFoundError(
+                f"{run.path} has no encoder.json yet: its training has not ended; go on with `fmicl train ... --resume`"
+            )
+        values = read_json(run.encoder_config)
+        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+
+    def build(self) -> nn.Module:
+        """An untrained encoder of this config."""
+        return build_encoder(self.encoder, size=self.size, channels=self.channels, **self.arguments)
+
+
+def export(run: Run, encoder: nn.Module, projection: nn.Module, config: EncoderConfig) -> None:
+    """Write encoder and projection head as safetensors, with encoder.json beside them."""
+    write_whole(run.encoder, lambda path: save_file(_plain(encoder), path))
+    write_whole(run.projection, lambda path: save_file(_plain(projection), path))
+    write_json(run.encoder_config, asdict(config))
+
+
+def _plain(module: nn.Module) -> dict[str, Tensor]:
+    # safetensors wants each tensor dense in the order of its dimensions; channels_last ones are not.
+    return {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+
+
+def load_encoder(run: Path | str) -> nn.Module:
+    """The trained encoder of a run, in eval mode on the CPU; no pickle is read.
+
+    Args:
+        run: a run folder.
+
+    Returns:
+        A module that maps images (N, channels, size, size), normalised by mean and std of RUN/encoder.json, to
+        features (N, num_features).
+
+    Raises:
+        FileNotFoundError: no such run, or it has not ended.
+        ValueError: the weights don't fit the config.
+    """
+    folder = open_run(run)
+    config = EncoderConfig.read(folder)
+    if not folder.encoder.exists():
+        raise FileNotFoundError(f"{folder.encoder} is missing beside encoder.json: copy the whole run folder")
+    encoder = config.build()
+    try:
+        encoder.load_state_dict(load_file(folder.encoder))
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{folder.encoder} does not hold the weights of {config.encoder}: {error}") from error
+    return encoder.eval()
+
+
+def load_projection(run: Run) -> nn.Module:
+    """The projection head of a run, in eval mode on the CPU.
+
+    Raises:
+        FileNotFoundError: the run has none (yet).
+    """
+    from fmicl.methods import method_class
+    from fmicl.models import projection_head
+
+    _, recipe = read_recipe(run)
+    if not run.projection.exists():
+        raise FileNotFoundError(f"{run.projection} is missing: the training of {run.path} has not ended")
+    features = EncoderConfig.read(run).features
+    last_norm = method_class(recipe.method).last_norm
+    head = projection_head(features, recipe.hidden, recipe.dim, last_norm=last_norm)
+    head.load_state_dict(load_file(run.projection))
+    return head.eval()
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    write_whole(path, lambda temporary: torch.save(state, temporary))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint: tensors and plain values only.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a handful of unrelated types for damaged files
+        raise ValueError(f"the checkpoint {path} can't be read ({error}); remove it to start this run again") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}, not a run's state")
+    return state

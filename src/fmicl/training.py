@@ -1,0 +1,381 @@
+"""From a recipe to a run folder: data, encoder, method and trainer put together, trained, evaluated and shown."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+
+import fmicl
+from fmicl import theory
+from fmicl.callbacks import Checkpoints, Guard, Progress, Recorder, RemainingBatches
+from fmicl.data import Splits, ViewStream, load_images
+from fmicl.methods import Method, MoCo, Optimisation, method_class
+from fmicl.models import build_encoder
+from fmicl.recipes import Recipe
+from fmicl.results import evaluate_run, knn_monitor
+from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, read_recipe, write_settings
+from fmicl.similarities import Gaussian
+
+MACHINE = frozenset(
+    ("data_dir", "download", "device", "devices", "precision", "compile", "workers", "checkpoint_minutes",
+     "checkpoint_steps")
+)  # fmt: skip
+"""Settings that may differ when a run is resumed: they say where it runs, not what it computes."""
+
+
+def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume: bool = False) -> Run | None:
+    """Train an encoder by a recipe, evaluate it, and write the page.
+
+    Args:
+        recipe: all settings.
+        name: name of the recipe; the run folder is ``runs/<name>-001`` or the next free number.
+        out: another folder for the run. It must not exist, unless the run is resumed.
+        resume: go on with the run in ``out``, or with the newest of this name, to the same end as if it had never
+            been cut off. Where nothing has been written yet, start.
+
+    Returns:
+        The run; None on all processes but the first, where several train together.
+
+    Raises:
+        FileExistsError: ``out`` exists.
+        ValueError: settings that don't go together, or a resumed run that was started with others.
+        fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
+    """
+    with _quiet_lightning():
+        device, processes = resolve_device(recipe), resolve_processes(recipe)
+        _check_batch(recipe, processes.world_size)
+        torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
+        build_objective(recipe)  # wrong settings are found before data is read and a folder made
+        encoder = build_recipe_encoder(recipe)
+        splits = load_splits(recipe)
+        stream = _stream(recipe, splits, device, processes)
+        run = _open(recipe, name, out, resume, str(device)) if processes.rank == 0 else None
+        if run is not None:
+            _say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
+            _report_skipped(splits)
+        if run is not None and run.finished:
+            _say("this run has ended already")
+            return run
+        method = build_method(recipe, encoder, len(stream))
+        _fit(recipe, method, stream, splits, run, device, processes, resume)
+        if run is None:
+            return None
+        config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
+        export(run, method.encoder, method.projection, config)
+        evaluate_run(run, splits=splits, device=device)
+    from fmicl.report import write_report
+
+    write_report(run.path)
+    return run
+
+
+def load_splits(recipe: Recipe) -> Splits:
+    """The data of a recipe."""
+    return load_images(
+        recipe.dataset,
+        recipe.data_dir,
+        size=recipe.views.size,
+        download=recipe.download,
+        validation=recipe.validation,
+        seed=recipe.seed,
+    )
+
+
+def build_recipe_encoder(recipe: Recipe) -> nn.Module:
+    """The untrained encoder of a recipe; its weights follow from torch's seed."""
+    return build_encoder(
+        recipe.encoder,
+        size=recipe.views.size,
+        channels=len(recipe.views.mean),
+        stem=recipe.stem,
+        depth=recipe.depth,
+        stable_vit=recipe.stable_vit,
+    )
+
+
+def build_objective(recipe: Recipe) -> nn.Module:
+    """The objective of a recipe.
+
+    Raises:
+        ValueError: an unknown divergence, or a setting that the objective refuses.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> build_objective(RECIPES["cifar10"].recipe).alpha
+        40.0
+    """
+    mode: dict[str, Any] = {"negatives": recipe.negatives}
+    if recipe.negatives == "auto":
+        mode = {"negatives": "cross"} if recipe.method == "mocov3" else {}
+    if recipe.objective == "infonce":
+        return fmicl.InfoNCELoss(temperature=recipe.temperature, **mode)
+    if recipe.objective == "align_uniform":
+        return fmicl.AlignUniformLoss(gamma=recipe.gamma, weight=recipe.uniformity_weight, **mode)
+    if recipe.objective == "spectral":
+        if isinstance(recipe.mu, str):
+            raise ValueError("mu='normalised' is a setting of the fmicl objective; spectral takes a number")
+        return fmicl.SpectralContrastiveLoss(mu=recipe.mu, **mode)
+    return fmicl.FMICLLoss(
+        recipe.divergence,
+        alpha=recipe.alpha,
+        gamma=recipe.gamma,
+        mu=recipe.mu,
+        similarity=recipe.similarity,
+        shift=recipe.shift,
+        **mode,
+    )
+
+
+def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> Method:
+    """The method of a recipe around an encoder, with the schedule for this many batches an epoch."""
+    steps = math.ceil(recipe.epochs * batches_per_epoch / recipe.accumulate)
+    warmup = min(recipe.warmup_epochs, recipe.epochs / 5) / recipe.epochs
+    optimisation = Optimisation(
+        optimizer=recipe.optimizer,
+        learning_rate=recipe.peak_learning_rate,
+        weight_decay=recipe.weight_decay,
+        warmup_steps=round(warmup * steps),
+        total_steps=steps,
+        accumulate=recipe.accumulate,
+        seed=recipe.seed,
+    )
+    kind = method_class(recipe.method)
+    options: dict[str, Any] = {"dim": recipe.dim, "hidden": recipe.hidden}
+    if recipe.encoder_momentum is not None and recipe.method != "simclr":
+        options["momentum"] = recipe.encoder_momentum
+    if kind is MoCo:
+        options["queue"] = recipe.queue
+    return kind(encoder, build_objective(recipe), optimisation, **options)
+
+
+def resolve_device(recipe: Recipe) -> torch.device:
+    """The device of this process.
+
+    Raises:
+        ValueError: a device was asked for that this machine doesn't have.
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    kind = recipe.device if recipe.device != "auto" else next(name for name, there in available.items() if there)
+    if not available[kind]:
+        raise ValueError(f"device {kind} was asked for, but this machine has none that torch can use")
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) if kind == "cuda" else None
+    return torch.device(kind, local) if local is not None else torch.device(kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """How many processes train together, and who launched them."""
+
+    devices: int
+    nodes: int
+    rank: int
+    plugins: tuple[SLURMEnvironment, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """All processes."""
+        return self.devices * self.nodes
+
+
+def resolve_processes(recipe: Recipe) -> Processes:
+    """From torchrun or SLURM where one of them started this process, else from the recipe."""
+    if TorchElasticEnvironment.detect():
+        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        return Processes(local, world // local, int(os.environ["RANK"]))
+    if SLURMEnvironment.detect():
+        nodes = int(os.environ.get("SLURM_NNODES", 1))
+        # Runs go on by --resume from their own checkpoints; Lightning's requeueing would write others.
+        slurm = SLURMEnvironment(auto_requeue=False)
+        return Processes(int(os.environ["SLURM_NTASKS"]) // nodes, nodes, slurm.global_rank(), (slurm,))
+    # Where Lightning starts the other processes itself, it tells them their number in this way.
+    return Processes(recipe.devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if recipe.devices > 1 else 0)
+
+
+def _check_batch(recipe: Recipe, world_size: int) -> None:
+    if recipe.batch_size % world_size or recipe.batch_size < 2 * world_size:
+        raise ValueError(
+            f"batch_size is {recipe.batch_size} over {world_size} process(es): each needs the same share, of at least 2"
+        )
+    if recipe.method == "moco" and recipe.queue < recipe.batch_size:
+        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch ({recipe.batch_size})")
+
+
+def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Processes) -> ViewStream:
+    return ViewStream(
+        splits.pretrain,
+        recipe.view_pair,
+        recipe.batch_size // processes.world_size,
+        seed=recipe.seed,
+        device=device,
+        rank=processes.rank,
+        world_size=processes.world_size,
+        workers=recipe.workers,
+    )
+
+
+def _open(recipe: Recipe, name: str, out: Path | None, resume: bool, device: str) -> Run:
+    """Find the folder to go on in, or make a new one."""
+    old = (
+        (Run(out) if out is not None and out.exists() else None if out is not None else latest_run(name))
+        if resume
+        else None
+    )
+    if old is not None and old.settings.exists():
+        _check_same(old, recipe)
+        return old
+    if old is not None and any(old.path.iterdir()):
+        raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
+    run = old or new_run(name, out)
+    write_settings(run, name, recipe, device)
+    return run
+
+
+def _check_same(run: Run, recipe: Recipe) -> None:
+    """A resumed run must compute what it was started to compute."""
+    before, now = read_recipe(run)[1].to_json(), recipe.to_json()
+    changed = [key for key in now if before.get(key) != now[key] and key not in MACHINE]
+    if changed:
+        listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
+        raise ValueError(f"{run.path} was started with other settings, so it can't be resumed with these: {listed}")
+
+
+def _fit(
+    recipe: Recipe,
+    method: Method,
+    stream: ViewStream,
+    splits: Splits,
+    run: Run | None,
+    device: torch.device,
+    processes: Processes,
+    resume: bool,
+) -> None:
+    """The training itself; afterwards the method holds the trained weights."""
+    epoch = len(stream)
+    remaining = RemainingBatches(stream, method, recipe.epochs)
+    guard = Guard(describe(method))
+    recorder = Recorder(
+        run,
+        epoch,
+        monitor=knn_monitor(recipe, splits, device) if run is not None else None,
+        monitor_every=recipe.monitor_every,
+        certificate=certificate(recipe),
+        say=_say,
+    )
+    checkpoints = Checkpoints(
+        run,
+        recorder,
+        guard,
+        resume=resume,
+        batches_per_epoch=epoch,
+        total=remaining.total,
+        minutes=recipe.checkpoint_minutes,
+        steps=recipe.checkpoint_steps,
+    )
+    callbacks = [guard, recorder, checkpoints]
+    if run is not None:
+        live = sys.stdout.isatty()
+        callbacks.append(Progress(remaining.total, epoch, recipe.batch_size, say=_say, live=live))
+    if device.type == "cuda":
+        method.channels_last = True
+        method.to(memory_format=torch.channels_last)
+        torch.set_float32_matmul_precision("high")
+    if recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda"):
+        method.compile_parts()
+    several = processes.world_size > 1
+    trainer = Trainer(
+        accelerator="gpu" if device.type == "cuda" else device.type,
+        devices=processes.devices,
+        num_nodes=processes.nodes,
+        # Each process keeps its own running statistics: training doesn't use them, and the queue needn't be sent about.
+        strategy=DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True) if several else "auto",
+        plugins=list(processes.plugins) or None,
+        precision=resolve_precision(recipe, device),
+        max_epochs=1,  # one long pass: see fmicl.callbacks
+        accumulate_grad_batches=recipe.accumulate,
+        gradient_clip_val=recipe.clip or None,
+        sync_batchnorm=several and recipe.sync_batchnorm,
+        use_distributed_sampler=False,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(method, remaining)
+
+
+def resolve_precision(recipe: Recipe, device: torch.device) -> Literal["32-true", "bf16-mixed"]:
+    """bf16 mixed precision where it was asked for, or where the GPU has it."""
+    if recipe.precision == "auto":
+        return "bf16-mixed" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
+    return "bf16-mixed" if recipe.precision == "bf16" else "32-true"
+
+
+def describe(method: Method) -> str:
+    """Method and objective with all settings, in one line."""
+    return f"{type(method).__name__} with {type(method.objective).__name__}({method.objective.extra_repr()})"
+
+
+def certificate(recipe: Recipe) -> str:
+    """What theory says about a divergence that isn't certified to spread the embeddings; "" for the others.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> certificate(RECIPES["digits"].recipe)
+        ''
+        >>> print(certificate(dataclasses.replace(RECIPES["digits"].recipe, divergence="neyman")))
+        No theorem stands against it: the penalty of neyman is not convex at gamma=1, mu=1.
+    """
+    if recipe.objective != "fmicl" or recipe.similarity != "gaussian":
+        return ""
+    mu = math.exp(Gaussian(recipe.gamma, recipe.mu).log_mu(recipe.dim))
+    if not math.isfinite(mu):
+        return ""
+    kind = theory.uniformity(recipe.divergence, recipe.gamma, mu).kind
+    if kind == "strictly convex":
+        return ""
+    word = "convex but not strictly so" if kind == "convex" else kind
+    where = f"gamma={recipe.gamma:g}, mu={mu:g}"
+    return f"No theorem stands against it: the penalty of {recipe.divergence} is {word} at {where}. "
+
+
+def _report_skipped(splits: Splits) -> None:
+    if splits.skipped:
+        shown = "\n".join(f"  {skipped}" for skipped in splits.skipped[:5])
+        more = f"\n  and {len(splits.skipped) - 5} more" if len(splits.skipped) > 5 else ""
+        _say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out:\n{shown}{more}")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@contextlib.contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """Lightning's notes about hardware and its tips say nothing that this run's own lines don't."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="lightning")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,204 @@
+"""The methods against plain derivations: pairs, queue, momentum, schedules, and every objective with each."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fmicl
+from fmicl.methods import METHODS, Method, MoCo, MoCoV3, Optimisation, SimCLR, method_class, parameter_groups
+from fmicl.methods.base import warmup_cosine
+from fmicl.models import SmallConv
+
+
+class Views(NamedTuple):
+    first: Tensor
+    second: Tensor
+    index: Tensor
+
+
+OBJECTIVES = {
+    "fmicl": lambda: fmicl.FMICLLoss("js"),
+    "infonce": lambda: fmicl.InfoNCELoss(0.2),
+    "align_uniform": lambda: fmicl.AlignUniformLoss(),
+    "spectral": lambda: fmicl.SpectralContrastiveLoss(),
+}
+
+
+def batch(n: int = 6) -> Views:
+    return Views(torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8), torch.arange(n))
+
+
+def build(name: str, objective: nn.Module, **options: int) -> Method:
+    torch.manual_seed(0)
+    if name == "moco":
+        options.setdefault("queue", 16)
+    return method_class(name)(SmallConv(1, 4), objective, Optimisation(total_steps=4), dim=8, hidden=16, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_takes_every_objective(name: str, objective: str) -> None:
+    method = build(name, OBJECTIVES[objective]())
+    pairs = method.pairs(batch())
+    pairs.loss.backward()  # type: ignore[no-untyped-call]
+    assert torch.isfinite(pairs.loss)
+    trained = [p for p in method.parameters() if p.requires_grad]
+    assert all(p.grad is not None for p in trained)
+    assert any(p.grad.abs().sum() > 0 for p in trained if p.grad is not None)
+    if isinstance(method, MoCo | MoCoV3):
+        assert all(p.grad is None for p in method.target_encoder.parameters())
+
+
+def test_simclr_is_the_objective_of_both_views() -> None:
+    method = build("simclr", fmicl.FMICLLoss("kl")).eval()
+    views = batch()
+    expected = fmicl.FMICLLoss("kl")(method.embed(views.first), method.embed(views.second))
+    pairs = method.pairs(views)  # type: ignore[arg-type]
+    torch.testing.assert_close(pairs.loss, expected)
+    assert pairs.terms is not None
+    torch.testing.assert_close(pairs.terms.sum(), expected.detach())
+
+
+def test_moco_with_infonce_is_mocos_formula() -> None:
+    method = build("moco", fmicl.InfoNCELoss(0.2)).eval()
+    assert isinstance(method, MoCo)
+    views = batch()
+    queue = method.queue.clone()
+    q, k = F.normalize(method.embed(views.first), dim=1), F.normalize(method.target(views.second), dim=1)
+    logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], dim=1) / 0.2
+    expected = F.cross_entropy(logits, torch.zeros(6, dtype=torch.long))
+    torch.testing.assert_close(method.pairs(views).loss, expected)  # type: ignore[arg-type]
+    method.on_after_backward()
+    torch.testing.assert_close(method.queue[:6], k)
+    torch.testing.assert_close(method.queue[6:], queue[6:])
+
+
+def test_mocov3_with_infonce_is_symmetric_cross_entropy() -> None:
+    method = build("mocov3", fmicl.InfoNCELoss(0.2, negatives="cross")).eval()
+    assert isinstance(method, MoCoV3)
+    views = batch()
+    total = torch.zeros(())
+    for one, other in ((views.first, views.second), (views.second, views.first)):
+        q, k = F.normalize(method.predict(one), dim=1), F.normalize(method.target(other), dim=1)
+        total = total + F.cross_entropy(q @ k.T / 0.2, torch.arange(6)) / 2
+    torch.testing.assert_close(method.pairs(views).loss, total)  # type: ignore[arg-type]
+
+
+def test_queue_wraps_round_and_overwrites_the_oldest() -> None:
+    method = build("moco", nn.Identity(), queue=5)
+    assert isinstance(method, MoCo)
+    for value in range(1, 4):
+        keys = torch.zeros(2, 8)
+        keys[:, value] = 3.0  # enqueued at unit length
+        method.enqueue(keys)
+    directions = method.queue.argmax(1).tolist()
+    assert directions == [3, 1, 2, 2, 3]
+    assert int(method.queue_position) == 1
+    torch.testing.assert_close(method.queue.norm(dim=1), torch.ones(5))
+    with pytest.raises(ValueError, match="make queue larger"):
+        method.enqueue(torch.ones(6, 8))
+
+
+def test_the_queue_is_in_the_state() -> None:
+    assert {"queue", "queue_position"} <= set(build("moco", nn.Identity()).state_dict())
+
+
+@pytest.mark.parametrize("name", ["moco", "mocov3"])
+def test_momentum_encoder_is_a_moving_average(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = build(name, nn.Identity())
+    assert isinstance(method, MoCo | MoCoV3)
+    monkeypatch.setattr(Method, "on_step_start", lambda self: None)  # no optimiser here
+    before = copy.deepcopy(method.target_encoder)
+    with torch.no_grad():
+        for parameter in method.encoder.parameters():
+            parameter.add_(1.0)
+    m = method.momentum()
+    assert m == {"moco": 0.999, "mocov3": 0.99}[name]
+    method.on_step_start()
+    for old, online, new in zip(
+        before.parameters(), method.encoder.parameters(), method.target_encoder.parameters(), strict=True
+    ):
+        torch.testing.assert_close(new, m * old + (1 - m) * online)
+
+
+def test_mocov3_momentum_rises_to_one_along_a_cosine() -> None:
+    method = build("mocov3", nn.Identity())
+    assert isinstance(method, MoCoV3)
+    values = []
+    for method.batches in range(5):
+        values.append(method.momentum())
+    assert values == pytest.approx([1 - 0.01 * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(5)])
+    assert values[-1] == 1.0
+
+
+def test_schedule_against_torchs_cosine() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=1.0)
+    oracle = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    for step in range(20):
+        assert warmup_cosine(step + 5, 5, 25) == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        oracle.step()
+    assert [warmup_cosine(step, 5, 25) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_only_weights_decay() -> None:
+    method = build("simclr", nn.Identity())
+    decayed, free = parameter_groups(method, 0.1)
+    assert decayed["weight_decay"] == 0.1
+    assert free["weight_decay"] == 0.0
+    names = {id(p): name for name, p in method.named_parameters()}
+    assert all(names[id(p)].endswith("weight") and p.ndim > 1 for p in decayed["params"])
+    norms = {id(p) for m in method.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) for p in m.parameters()}
+    biases = {id(p) for name, p in method.named_parameters() if name.endswith("bias")}
+    assert {id(p) for p in free["params"]} == norms | biases
+
+
+def test_unknown_method_names_the_near_ones() -> None:
+    with pytest.raises(ValueError, match="did you mean moco"):
+        method_class("mocoo")
+
+
+def test_simclr_class_is_exported() -> None:
+    assert method_class("simclr") is SimCLR
+
+
+def test_queue_holds_the_keys_of_all_processes_in_rank_order(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys, torch
+        from torch import nn, distributed
+        from fmicl.methods import MoCo, Optimisation
+        from fmicl.models import SmallConv
+
+        rank, folder = int(sys.argv[1]), sys.argv[2]
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        torch.manual_seed(0)
+        method = MoCo(SmallConv(1, 4), nn.Identity(), Optimisation(), dim=4, hidden=8, queue=6)
+        keys = torch.zeros(2, 4)
+        keys[0, 2 * rank] = keys[1, 2 * rank + 1] = 1.0
+        method.enqueue(keys)
+        torch.save(method.queue, f"{folder}/queue{rank}.pt")
+        distributed.destroy_process_group()
+        """)
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    runs = [
+        subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)], env=environment) for rank in range(2)
+    ]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    queues = [torch.load(tmp_path / f"queue{rank}.pt", weights_only=True) for rank in range(2)]
+    assert torch.equal(queues[0], queues[1])
+    assert torch.equal(queues[0][:4], torch.eye(4))

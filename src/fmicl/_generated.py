@@ -118,7 +118,7 @@ def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
     jumps = (secants < slopes[:-1] - noise) | (secants > slopes[1:] + noise)
     bad = falls | jumps | slopes[1:].isnan()
     if bad.any():
-        i = int(bad.nonzero()[0])
+        i = int(torch.where(bad, u[:-1].log().abs(), math.inf).argmin())  # nearest to 1: the least surprising one
         raise ValueError(
             f"{name}: f is not convex near u = {float(u[i]):g}: f' goes from {float(slopes[i]):g} "
             f"to {float(slopes[i + 1]):g} at u = {float(u[i + 1]):g}, with {float(secants[i]):g} on average between"

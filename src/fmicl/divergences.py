@@ -480,7 +480,7 @@ class VLC(Divergence):
 
     # With s = sigmoid(-r) = 1 / (1 + u), 1 - 2s = tanh(r / 2): the factored forms keep all digits near r = 0.
     def _score(self, r: Tensor) -> Tensor:
-        return torch.tanh(r / 2) * (1 + 2 * torch.sigmoid(-r))
+        return (torch.tanh(r / 2) * (1 + 2 * torch.sigmoid(-r))).clamp(max=1)  # by no rounding out of the domain
 
     def _penalty(self, r: Tensor) -> Tensor:
         return torch.tanh(r / 2) * (3 - 2 * torch.sigmoid(-r))

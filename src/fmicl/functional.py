@@ -208,7 +208,8 @@ def infonce_loss(
     r"""InfoNCE: the cross entropy of finding an anchor's own positive among its negatives.
 
     .. math::
-        L = -\mathrm{mean}_i \log \frac{e^{x_i \cdot y_i / \tau}}{e^{x_i \cdot y_i / \tau} + \sum_j e^{x_i \cdot n_j / \tau}}
+        L = -\mathrm{mean}_i \log \frac{e^{x_i \cdot y_i / \tau}}
+            {e^{x_i \cdot y_i / \tau} + \sum_j e^{x_i \cdot n_j / \tau}}
 
     With "both" every view is an anchor in turn: SimCLR's NT-Xent. With explicit negatives it is MoCo's loss, with
     "cross" one direction of CLIP's.

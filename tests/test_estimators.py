@@ -1,0 +1,131 @@
+"""f-mutual information against closed forms for Gaussians, and the bound against the truth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import fmicl
+from fmicl.estimators import f_mutual_information, variational_bound
+
+F64 = torch.float64
+
+
+def closed_form(name: str, rho: float) -> float:
+    """Of a bivariate Gaussian with correlation rho against the product of its marginals."""
+    rest = 1 - rho**2
+    return {
+        "kl": -0.5 * math.log(rest),
+        "reverse_kl": rho**2 / rest + 0.5 * math.log(rest),
+        "pearson": rho**2 / rest,
+        "squared_hellinger": 2 - 2 * math.sqrt(math.sqrt(rest)) / math.sqrt(1 - rho**2 / 4),
+    }[name]
+
+
+def gaussian_grid(rho: float, half_width: float = 9.0, points: int = 1201) -> tuple[Tensor, Tensor]:
+    """Joint and independent probabilities on a fine grid."""
+    x = torch.linspace(-half_width, half_width, points, dtype=F64)
+    step = float(x[1] - x[0])
+    marginal = torch.exp(-(x**2) / 2) / math.sqrt(2 * math.pi) * step
+    quadratic = (x[:, None] ** 2 - 2 * rho * x[:, None] * x[None] + x[None] ** 2) / (1 - rho**2)
+    joint = torch.exp(-quadratic / 2) / (2 * math.pi * math.sqrt(1 - rho**2)) * step**2
+    return joint, marginal[:, None] * marginal[None]
+
+
+@pytest.mark.parametrize("rho", [0.1, 0.5, 0.8])
+@pytest.mark.parametrize("name", ["kl", "reverse_kl", "pearson", "squared_hellinger"])
+def test_gaussians(name: str, rho: float) -> None:
+    joint, independent = gaussian_grid(rho)
+    # pearson's integrand reaches far along the diagonal, reverse KL's where joint mass is tiny but not zero
+    estimate = f_mutual_information(joint / joint.sum(), name)
+    assert float(estimate) == pytest.approx(closed_form(name, rho), rel=1e-3)
+    kind = fmicl.divergence(name)
+    r = (joint / independent).log()
+    bound = variational_bound(kind, kind.score(r), kind.score(r), joint_weights=joint, independent_weights=independent)
+    assert float(bound) == pytest.approx(closed_form(name, rho), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["kl", "pearson", "squared_hellinger"])
+def test_gaussian_samples(name: str) -> None:
+    """From samples and the true density ratio, within their error."""
+    rho, n = 0.5, 200_000
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2, n, generator=generator, dtype=F64)
+    y = rho * x + math.sqrt(1 - rho**2) * noise
+
+    def log_ratio(a: Tensor, b: Tensor) -> Tensor:
+        rest = 1 - rho**2
+        return -0.5 * math.log(rest) - (rho**2 * (a**2 + b**2) - 2 * rho * a * b) / (2 * rest)
+
+    kind = fmicl.divergence(name)
+    independent = log_ratio(x, y[torch.randperm(n, generator=generator)])
+    bound = variational_bound(kind, kind.score(log_ratio(x, y)), kind.score(independent))
+    assert float(bound) == pytest.approx(closed_form(name, rho), rel=0.05)
+
+
+joints = st.lists(st.floats(0.01, 1.0), min_size=6, max_size=6).map(
+    lambda values: torch.tensor(values, dtype=F64).reshape(2, 3) / sum(values)
+)
+
+
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+@given(joint=joints, noise=st.integers(0, 100))
+@settings(max_examples=20, deadline=None)
+def test_bound_is_tight_at_the_derivative_and_below_otherwise(name: str, joint: Tensor, noise: int) -> None:
+    kind = fmicl.divergence(name)
+    independent = joint.sum(1, keepdim=True) * joint.sum(0, keepdim=True)
+    truth = f_mutual_information(joint, name)
+    assert float(truth) >= -1e-12
+    best = kind.derivative(joint / independent)
+
+    def bound(scores: Tensor) -> float:
+        return float(variational_bound(kind, scores, scores, joint_weights=joint, independent_weights=independent))
+
+    assert bound(best) == pytest.approx(float(truth), abs=1e-9)
+    wrong = best + torch.randn(2, 3, generator=torch.Generator().manual_seed(noise), dtype=F64)
+    assert bound(wrong) < float(truth)
+
+
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+def test_independence_has_none(name: str) -> None:
+    joint = torch.tensor([0.3, 0.7], dtype=F64)[:, None] * torch.tensor([0.2, 0.5, 0.3], dtype=F64)[None]
+    assert float(f_mutual_information(joint, name)) == pytest.approx(0, abs=1e-15)
+
+
+def test_zeros_in_the_table() -> None:
+    diagonal = torch.diag(torch.tensor([0.5, 0.5], dtype=F64))
+    assert float(f_mutual_information(diagonal, "kl")) == pytest.approx(math.log(2))
+    assert float(f_mutual_information(diagonal, "pearson")) == pytest.approx(1.0)
+    assert float(f_mutual_information(diagonal, "reverse_kl")) == math.inf
+    padded = torch.zeros(3, 3, dtype=F64)
+    padded[:2, :2] = diagonal  # a row and a column without mass
+    assert float(f_mutual_information(padded, "reverse_kl")) == math.inf
+    assert float(f_mutual_information(padded, "js")) == pytest.approx(float(f_mutual_information(diagonal, "js")))
+
+
+def test_a_score_above_the_domain_makes_the_bound_useless_not_nan() -> None:
+    scores = torch.tensor([0.0, 2.0], dtype=F64)
+    assert float(variational_bound("js", scores, scores)) == -math.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: f_mutual_information(torch.ones(3) / 3, "kl"), r"two-dimensional table of probabilities, got \(3,\)"),
+        (lambda: f_mutual_information(torch.ones(2, 2), "kl"), "sum 4"),
+        (lambda: f_mutual_information(torch.tensor([[1.5, -0.5]]), "kl"), r"smallest -0\.5"),
+        (lambda: variational_bound("kl", torch.zeros(0), torch.zeros(1)), "at least one sample"),
+        (
+            lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), joint_weights=torch.ones(3)),
+            r"joint_weights must have its scores' shape \(2,\), got \(3,\)",
+        ),
+    ],
+)
+def test_refuses(call: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]

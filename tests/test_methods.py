@@ -8,27 +8,21 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import fmicl
+from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, MoCoV3, Optimisation, SimCLR, method_class, parameter_groups
 from fmicl.methods.base import warmup_cosine
 from fmicl.models import SmallConv
 
-
-class Views(NamedTuple):
-    first: Tensor
-    second: Tensor
-    index: Tensor
-
-
-OBJECTIVES = {
+OBJECTIVES: dict[str, Callable[[], nn.Module]] = {
     "fmicl": lambda: fmicl.FMICLLoss("js"),
     "infonce": lambda: fmicl.InfoNCELoss(0.2),
     "align_uniform": lambda: fmicl.AlignUniformLoss(),
@@ -36,15 +30,15 @@ OBJECTIVES = {
 }
 
 
-def batch(n: int = 6) -> Views:
-    return Views(torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8), torch.arange(n))
+def batch(n: int = 6) -> Batch:
+    return Batch(torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8), torch.arange(n))
 
 
 def build(name: str, objective: nn.Module, **options: int) -> Method:
     torch.manual_seed(0)
     if name == "moco":
         options.setdefault("queue", 16)
-    return method_class(name)(SmallConv(1, 4), objective, Optimisation(total_steps=4), dim=8, hidden=16, **options)  # type: ignore[arg-type]
+    return method_class(name)(SmallConv(1, 4), objective, Optimisation(total_steps=4), dim=8, hidden=16, **options)
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -52,7 +46,7 @@ def build(name: str, objective: nn.Module, **options: int) -> Method:
 def test_every_method_takes_every_objective(name: str, objective: str) -> None:
     method = build(name, OBJECTIVES[objective]())
     pairs = method.pairs(batch())
-    pairs.loss.backward()  # type: ignore[no-untyped-call]
+    pairs.loss.backward()
     assert torch.isfinite(pairs.loss)
     trained = [p for p in method.parameters() if p.requires_grad]
     assert all(p.grad is not None for p in trained)
@@ -65,7 +59,7 @@ def test_simclr_is_the_objective_of_both_views() -> None:
     method = build("simclr", fmicl.FMICLLoss("kl")).eval()
     views = batch()
     expected = fmicl.FMICLLoss("kl")(method.embed(views.first), method.embed(views.second))
-    pairs = method.pairs(views)  # type: ignore[arg-type]
+    pairs = method.pairs(views)
     torch.testing.assert_close(pairs.loss, expected)
     assert pairs.terms is not None
     torch.testing.assert_close(pairs.terms.sum(), expected.detach())
@@ -79,7 +73,7 @@ def test_moco_with_infonce_is_mocos_formula() -> None:
     q, k = F.normalize(method.embed(views.first), dim=1), F.normalize(method.target(views.second), dim=1)
     logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], dim=1) / 0.2
     expected = F.cross_entropy(logits, torch.zeros(6, dtype=torch.long))
-    torch.testing.assert_close(method.pairs(views).loss, expected)  # type: ignore[arg-type]
+    torch.testing.assert_close(method.pairs(views).loss, expected)
     method.on_after_backward()
     torch.testing.assert_close(method.queue[:6], k)
     torch.testing.assert_close(method.queue[6:], queue[6:])
@@ -93,7 +87,7 @@ def test_mocov3_with_infonce_is_symmetric_cross_entropy() -> None:
     for one, other in ((views.first, views.second), (views.second, views.first)):
         q, k = F.normalize(method.predict(one), dim=1), F.normalize(method.target(other), dim=1)
         total = total + F.cross_entropy(q @ k.T / 0.2, torch.arange(6)) / 2
-    torch.testing.assert_close(method.pairs(views).loss, total)  # type: ignore[arg-type]
+    torch.testing.assert_close(method.pairs(views).loss, total)
 
 
 def test_queue_wraps_round_and_overwrites_the_oldest() -> None:
@@ -119,7 +113,7 @@ def test_the_queue_is_in_the_state() -> None:
 def test_momentum_encoder_is_a_moving_average(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     method = build(name, nn.Identity())
     assert isinstance(method, MoCo | MoCoV3)
-    monkeypatch.setattr(Method, "on_step_start", lambda self: None)  # no optimiser here
+    monkeypatch.setattr(Method, "on_step_start", lambda _: None)  # no optimiser here
     before = copy.deepcopy(method.target_encoder)
     with torch.no_grad():
         for parameter in method.encoder.parameters():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 from itertools import pairwise
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -118,7 +118,7 @@ def build_encoder(
         near = difflib.get_close_matches(name, list_encoders(), n=4, cutoff=0.5)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists them"
         raise ValueError(f"there is no encoder {name!r}; {hint}")
-    arguments: dict[str, int] = {} if depth is None else {"depth": depth}
+    arguments: dict[str, Any] = {} if depth is None else {"depth": depth}
     try:
         # Transformers want to know the size of the images; convolutional networks refuse the argument.
         try:
@@ -137,13 +137,12 @@ def build_encoder(
         raise ValueError(f"stem='small' is for ResNets; {name} is a {type(model).__name__}")
     if stable_vit and isinstance(model, VisionTransformer):
         _stabilise(model)
-    return cast(nn.Module, model)
+    return model
 
 
 def _small_stem(model: nn.Module, channels: int) -> None:
     """Replace a ResNet's stem: 3x3, stride 1, no max-pool, so that 32 pixels leave a 4 x 4 map and not one point."""
-    old = model.bn1
-    width = cast(int, old.num_features)
+    width = cast(nn.BatchNorm2d, model.bn1).num_features
     conv = nn.Conv2d(channels, width, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
     model.conv1 = conv

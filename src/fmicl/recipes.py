@@ -180,9 +180,10 @@ class Recipe:
     @property
     def view_pair(self) -> tuple[Views, Views]:
         """The two families of views; they differ only for methods with asymmetric views (MoCo v3)."""
-        changes = {"blur": self.second_blur, "solarise": self.second_solarise}
-        given = {name: value for name, value in changes.items() if value is not None}
-        return self.views, dataclasses.replace(self.views, **given)
+        first = self.views
+        blur = first.blur if self.second_blur is None else self.second_blur
+        solarise = first.solarise if self.second_solarise is None else self.second_solarise
+        return first, dataclasses.replace(first, blur=blur, solarise=solarise)
 
     @property
     def peak_learning_rate(self) -> float:
@@ -215,7 +216,7 @@ class Recipe:
             raise ValueError(
                 f"settings hold fields that this version of fmicl doesn't know: {', '.join(sorted(unknown))}"
             )
-        views = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["views"].items()}
+        views: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["views"].items()}
         data_dir = settings.get("data_dir")
         return cls(**{**settings, "views": Views(**views), "data_dir": None if data_dir is None else Path(data_dir)})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl.analysis import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
-from fmicl.data import Samples, Splits, ViewStream, load_images, plain_batches
+from fmicl.data import Samples, Splits, ViewStream, load_images, pictures, plain_batches
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
 from fmicl.recipes import Recipe
 from fmicl.runs import EncoderConfig, Run, load_encoder, load_projection, open_run, read_json, read_recipe, write_json
@@ -83,7 +83,7 @@ def evaluate_run(
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, device)
     results |= geometry
     results["skipped_images"] = len(splits.skipped)
-    arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe, device)
+    arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
     _keep_old(run.results, results)
     _write_whole(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
@@ -106,27 +106,20 @@ def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callabl
     return accuracy
 
 
-def _batches(
-    samples: Samples, recipe: Recipe, device: torch.device, *, plain: bool = False
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Samples as the encoder wants them, or with ``plain`` in [0, 1]."""
+def _features(
+    encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
     views = recipe.views
-    mean, std = (tuple(0.0 for _ in views.mean), tuple(1.0 for _ in views.std)) if plain else (views.mean, views.std)
-    return plain_batches(
+    batches = plain_batches(
         samples,
         size=views.size,
-        mean=mean,
-        std=std,
+        mean=views.mean,
+        std=views.std,
         batch_size=EVALUATION_BATCH,
         device=device,
         workers=recipe.workers,
     )
-
-
-def _features(
-    encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    return extract_features(encoder, _batches(samples, recipe, device), device)
+    return extract_features(encoder, batches, device)
 
 
 def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: Recipe) -> dict[str, Any]:
@@ -174,7 +167,6 @@ def _neighbours(
     gallery: Samples,
     queries: Samples | None,
     recipe: Recipe,
-    device: torch.device,
 ) -> dict[str, Tensor]:
     """Pictures of a few samples and of the training samples nearest to them."""
     own = query_features is None or queries is None
@@ -189,15 +181,9 @@ def _neighbours(
     # Where the queries are in the gallery themselves, each is its own nearest neighbour and is left out.
     found = nearest_neighbours(features, asked[chosen.to(asked.device)], count + int(own))
     indices, similarity = found.indices[:, int(own) :], found.similarities[:, int(own) :]
-    rows = torch.stack([_pictures(gallery.select(row.cpu()), recipe, device) for row in indices])
-    shown = torch.cat([_pictures(pool.select(chosen), recipe, device).unsqueeze(1), rows], dim=1)
+    rows = torch.stack([pictures(gallery, row, recipe.views.size) for row in indices])
+    shown = torch.cat([pictures(pool, chosen, recipe.views.size).unsqueeze(1), rows], dim=1)
     return {"neighbour_images": shown.contiguous(), "neighbour_similarity": similarity.cpu().contiguous()}
-
-
-def _pictures(samples: Samples, recipe: Recipe, device: torch.device) -> Tensor:
-    """(N, C, H, W) uint8, as a person sees them."""
-    images = torch.cat([batch for batch, _ in _batches(samples, recipe, device, plain=True)])
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
 
 
 def _keep_old(path: Path, results: dict[str, Any]) -> None:

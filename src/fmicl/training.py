@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 import fmicl
 from fmicl import theory
-from fmicl.callbacks import Checkpoints, Guard, Progress, Recorder, RemainingBatches
+from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
 from fmicl.data import Splits, ViewStream, load_images
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder
+from fmicl.progress import Progress
 from fmicl.recipes import Recipe
 from fmicl.results import evaluate_run, knn_monitor
 from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, read_recipe, write_settings
@@ -225,7 +226,12 @@ def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Pro
         rank=processes.rank,
         world_size=processes.world_size,
         workers=recipe.workers,
+        compile=_compiled(recipe, device),
     )
+
+
+def _compiled(recipe: Recipe, device: torch.device) -> bool:
+    return recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda")
 
 
 def _open(recipe: Recipe, name: str, out: Path | None, resume: bool, device: str) -> Run:
@@ -294,7 +300,7 @@ def _fit(
         method.channels_last = True
         method.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision("high")
-    if recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda"):
+    if _compiled(recipe, device):
         method.compile_parts()
     several = processes.world_size > 1
     trainer = Trainer(

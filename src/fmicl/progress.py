@@ -1,0 +1,83 @@
+"""What a person sees of a training run while it goes on."""
+
+# Lightning calls hooks with more arguments than most of them need.
+# ruff: noqa: ARG002
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from fmicl.methods import Method
+
+
+class Progress(Callback):
+    """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
+
+    Args:
+        total: batches of the run.
+        batches_per_epoch: length of an epoch.
+        batch_size: samples of a batch.
+        say: where lines go without a terminal.
+        live: draw a bar.
+    """
+
+    def __init__(
+        self, total: int, batches_per_epoch: int, batch_size: int, *, say: Callable[[str], None], live: bool
+    ) -> None:
+        self.total, self.batches_per_epoch, self.batch_size = total, batches_per_epoch, batch_size
+        self.say, self.live = say, live
+        self._bar: Any = None
+        self._task: Any = None
+        self._began, self._first, self._shown = 0.0, 0, 0.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock, and the bar where there is a terminal."""
+        assert isinstance(pl_module, Method)
+        self._began = self._shown = time.monotonic()
+        self._first = pl_module.batches
+        if self.live:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  {task.fields[rate]} images/s  time left"
+            self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total, completed=self._first, epoch="", loss="", rate="")
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
+        assert isinstance(pl_module, Method)
+        now, done = time.monotonic(), pl_module.batches
+        if now - self._shown < (0.25 if self.live else 10.0) and done < self.total:
+            return
+        self._shown = now
+        rate = (done - self._first) / max(now - self._began, 1e-9)
+        loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
+        epoch = f"{-(-done // self.batches_per_epoch)}/{self.total // self.batches_per_epoch}"
+        images = f"{rate * self.batch_size:.0f}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=images)
+        else:
+            left = (self.total - done) / rate
+            self.say(f"epoch {epoch}  loss {loss:.4f}  {images} images/s  time left {_clock(left)}")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the terminal as it was, whatever happened."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -136,12 +136,15 @@ class ViewMaker:
             generator: Where the randomness comes from.
             device: Where the parameters are wanted; by default on the generator's device.
         """
-        uniforms = torch.rand(n, CROP_UNIFORMS + _COLOUR_UNIFORMS, generator=generator, device=generator.device)
-        if device is not None and torch.device(device) != uniforms.device:
-            if torch.device(device).type == "cuda":
-                uniforms = uniforms.pin_memory()  # else the copy waits for the device
-            uniforms = uniforms.to(device, non_blocking=True)
+        uniforms = self.uniforms(n, generator, generator.device if device is None else torch.device(device))
         return self.parameters(uniforms, height, width)
+
+    def uniforms(self, n: int, generator: torch.Generator, device: torch.device) -> Tensor:
+        """(N, 36) independent numbers in [0, 1), drawn on the generator's device and moved to another."""
+        uniforms = torch.rand(n, CROP_UNIFORMS + _COLOUR_UNIFORMS, generator=generator, device=generator.device)
+        if device.type == "cuda" and uniforms.device.type == "cpu":
+            uniforms = uniforms.pin_memory()  # else the copy waits for the device
+        return uniforms.to(device, non_blocking=True)
 
     def parameters(self, uniforms: Tensor, height: int, width: int) -> ViewParameters:
         """The parameters as a pure function of (N, 36) independent numbers in [0, 1)."""

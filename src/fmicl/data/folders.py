@@ -1,0 +1,344 @@
+"""Folders of images: TinyImageNet, ImageNet, and a user's own.
+
+A file counts as an image by its extension; hidden files and folders are passed over. Every image is looked at
+before training starts. Those that can't be read are an error in a small folder, where each one is easily repaired
+or removed; a folder of at least 100 images is large: there they are skipped, counted, and reported with a warning,
+as long as they are no more than a tenth of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import ImageOps
+from torch import Tensor
+
+from fmicl.data.decode import EXTENSIONS, check_image, decode, in_threads, resize_centre, stored_side, to_tensor
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, stratified_split
+
+__all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
+
+_LARGE = 100  # from so many images on, unreadable ones are skipped ...
+_TOO_MANY = 0.1  # ... up to this share
+_HELD_OUT = 0.1  # of the labelled images of a user's folder
+_EVALUATION = ("test", "val", "valid", "validation")  # folders that are a split when train/ is beside them
+_logger = logging.getLogger("fmicl")
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """What a folder says about its images, before any of them is opened; -1 is no label."""
+
+    root: Path
+    paths: list[Path]
+    labels: list[int]
+    classes: tuple[str, ...]
+    test_paths: list[Path]
+    test_labels: list[int]
+    split: str
+
+
+def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
+    """All readable images of a folder and the folders in it, sorted by path, without labels.
+
+    Returns:
+        The images, and those that can't be read; a warning counts the latter.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no readable image in it.
+    """
+    root = Path(folder)
+    paths = _images_in(root)
+    looked = list(in_threads(check_image, paths))
+    skipped = tuple(x for x in looked if isinstance(x, Skipped))
+    if len(skipped) == len(paths):
+        raise FileNotFoundError(f"none of the {len(paths)} images in {root} can be read, for example {skipped[0]}")
+    _warn(root, skipped, len(paths))
+    bad = {x.path for x in skipped}
+    return FileSamples(tuple(p for p in paths if p not in bad)), skipped
+
+
+def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
+    """Any folder of images, with or without labels.
+
+    - At least two subfolders with images: each is a class (with whatever is further down in it), and a tenth of
+      each class is held out for evaluation, always the same. Images beside the class folders are unlabelled:
+      the encoder is trained on them as well, and evaluation leaves them out.
+    - ``train/`` and ``test/`` (or ``val/``): these are the splits, with a folder for each class in both.
+    - Otherwise all images are unlabelled, however deep they are, and there is nothing to evaluate on.
+
+    Args:
+        data_dir: The folder.
+        size: Side of the views that it will be used for.
+        memory_limit: Bytes up to which the images are kept in memory, resized.
+
+    Raises:
+        FileNotFoundError: If there is no such folder, or no image in it.
+        ValueError: If too many images can't be read; see the module's first lines.
+    """
+    root = data_dir
+    folders = {f.name: f for f in _subfolders(root)}
+    evaluation = next((name for name in _EVALUATION if name in folders), None)
+    if evaluation is not None and "train" in folders:
+        return _assemble(_given_split(root, folders["train"], folders[evaluation]), size, memory_limit)
+    paths = _images_in(root)
+    names = sorted({p.relative_to(root).parts[0] for p in paths if p.parent != root})
+    if len(names) < 2:
+        return _assemble(_Listing(root, paths, [-1] * len(paths), (), [], [], "none"), size, memory_limit)
+    label = {name: i for i, name in enumerate(names)}
+    # The labelled images first: evaluation takes the front.
+    paths.sort(key=lambda p: (p.parent == root, p))
+    labels = [-1 if p.parent == root else label[p.relative_to(root).parts[0]] for p in paths]
+    return _assemble(_Listing(root, paths, labels, tuple(names), [], [], "held-out"), size, memory_limit)
+
+
+def load_imagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
+    """ImageNet as class folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``.
+
+    Raises:
+        FileNotFoundError: If train/ or val/ is missing or empty.
+        ValueError: If val/ is not sorted into classes, or has others than train/.
+    """
+    root = _root(data_dir, ("imagenet", "ILSVRC2012", "ImageNet"), "train")
+    for name in ("train", "val"):
+        if not (root / name).is_dir():
+            raise FileNotFoundError(
+                f"no ImageNet in {data_dir}: {root / name} is missing. Both train/ and val/ are needed, with a "
+                f"folder for each class; ImageNet itself is to be had from https://image-net.org only."
+            )
+    return _assemble(_given_split(root, root / "train", root / "val"), size, memory_limit)
+
+
+def load_tinyimagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
+    """TinyImageNet as it comes: ``train/n01443537/images/*.JPEG``, ``val/images``, ``val/val_annotations.txt``.
+
+    Classes are in the order of their WordNet names, and called by their first word in ``words.txt``.
+
+    Raises:
+        FileNotFoundError: If a folder, a file, or an image that the annotations name is missing.
+        ValueError: If the annotations have a line that can't be understood, or leave images out.
+    """
+    root = _root(data_dir, ("tiny-imagenet-200",), "train")
+    address = "get http://cs231n.stanford.edu/tiny-imagenet-200.zip and extract it there"
+    for needed in ("train", "val/images", "val/val_annotations.txt"):
+        if not (root / needed).exists():
+            raise FileNotFoundError(f"no TinyImageNet in {data_dir}: {root / needed} is missing; {address}")
+    listed = root / "wnids.txt"
+    names = listed.read_text().split() if listed.is_file() else [f.name for f in _subfolders(root / "train")]
+    label = {name: i for i, name in enumerate(sorted(names))}
+    paths, labels = [], []
+    for name in sorted(names):
+        found = _images_in(root / "train" / name)
+        paths += found
+        labels += [label[name]] * len(found)
+    test_paths, test_labels = _tinyimagenet_annotations(root / "val", label)
+    words = _words(root / "words.txt")
+    classes = tuple(words.get(name, name) for name in sorted(names))
+    return _assemble(_Listing(root, paths, labels, classes, test_paths, test_labels, "val"), size, memory_limit)
+
+
+def _tinyimagenet_annotations(val: Path, label: dict[str, int]) -> tuple[list[Path], list[int]]:
+    annotations = val / "val_annotations.txt"
+    entries: dict[str, int] = {}
+    for number, line in enumerate(annotations.read_text().splitlines(), start=1):
+        columns = line.split("\t")
+        if len(columns) < 2 or columns[1] not in label:
+            raise ValueError(
+                f"line {number} of {annotations} should be an image, a tab and a class of train/; "
+                f"it is {line!r}: extract the archive again"
+            )
+        entries[columns[0]] = label[columns[1]]
+    there = {p.name for p in _images_in(val / "images")}
+    for missing in sorted(entries.keys() - there)[:1]:
+        raise FileNotFoundError(f"{val / 'images' / missing} is missing, but {annotations} names it")
+    for extra in sorted(there - entries.keys())[:1]:
+        raise ValueError(f"{val / 'images' / extra} has no line in {annotations}: add one, or remove the image")
+    return [val / "images" / name for name in sorted(entries)], [entries[name] for name in sorted(entries)]
+
+
+def _words(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    rows = (line.split("\t") for line in path.read_text().splitlines())
+    return {row[0]: row[1].split(",")[0].strip() for row in rows if len(row) > 1}
+
+
+def _given_split(root: Path, train: Path, test: Path) -> _Listing:
+    """Class folders in two places; those of the second are among those of the first."""
+    listed: list[tuple[list[Path], list[str]]] = []
+    for folder in (train, test):
+        paths = _images_in(folder)
+        loose = next((p for p in paths if p.parent == folder), None)
+        if loose is not None:
+            raise ValueError(
+                f"{loose} is in no class folder: {folder} needs a folder for each class, with its images inside"
+                + (" (for ImageNet's val/ there is a script, valprep.sh, that sorts them)" if folder == test else "")
+            )
+        listed.append((paths, [p.relative_to(folder).parts[0] for p in paths]))
+    (paths, names), (test_paths, test_names) = listed
+    classes = sorted(set(names))
+    unknown = sorted(set(test_names) - set(classes))
+    if unknown:
+        raise ValueError(
+            f"{test} has {len(unknown)} classes that {train} has not, for example {unknown[0]}: "
+            f"both need the same names"
+        )
+    label = {name: i for i, name in enumerate(classes)}
+    return _Listing(
+        root,
+        paths,
+        [label[n] for n in names],
+        tuple(classes),
+        test_paths,
+        [label[n] for n in test_names],
+        test.name,
+    )
+
+
+def _assemble(listing: _Listing, size: int, memory_limit: int) -> Splits:
+    """Look at every image, keep them in memory if they fit, and make the splits."""
+    paths = listing.paths + listing.test_paths
+    labels = torch.tensor(listing.labels + listing.test_labels, dtype=torch.int64)
+    is_test = torch.arange(len(paths)) >= len(listing.paths)
+    _logger.info("looking at %s images in %s", f"{len(paths):,}", listing.root)
+    looked = list(in_threads(check_image, paths))
+    skipped = [x for x in looked if isinstance(x, Skipped)]
+    good = [i for i, x in enumerate(looked) if not isinstance(x, Skipped)]
+    _judge(listing.root, skipped, len(paths))
+    height, width = _kept_shape([x for x in looked if not isinstance(x, Skipped)], size)
+    samples: Samples
+    if len(good) * 3 * height * width <= memory_limit:
+        images, failed = _decode_all([paths[i] for i in good], height, width)
+        skipped += failed
+        _judge(listing.root, skipped, len(paths))
+        bad = {x.path for x in failed}
+        good = [i for i in good if paths[i] not in bad]
+        samples = ArraySamples(images)
+    else:
+        samples = FileSamples(tuple(paths[i] for i in good))
+    _warn(listing.root, skipped, len(paths))
+    labels, is_test = labels[good], is_test[good]
+    return _split(samples, labels, is_test, listing, tuple(skipped))
+
+
+def _split(
+    samples: Samples, labels: Tensor, is_test: Tensor, listing: _Listing, skipped: tuple[Skipped, ...]
+) -> Splits:
+    if not listing.classes:
+        return Splits(samples, None, None, (), skipped, listing.split)
+    if not listing.test_paths:
+        labelled = (labels >= 0).nonzero()[:, 0]
+        _, held = stratified_split(labels[labelled], _HELD_OUT, seed=0)
+        is_test[labelled[held]] = True
+    train = (~is_test & (labels >= 0)).nonzero()[:, 0]
+    rest = (~is_test).nonzero()[:, 0]
+    held = is_test.nonzero()[:, 0]
+    if len(train) == 0 or len(held) == 0:
+        raise ValueError(f"{listing.root} has no readable labelled image left for {'train' if len(held) else 'test'}")
+    training = _labelled(samples.select(train), labels[train])
+    return Splits(
+        pretrain=training if len(rest) == len(train) else samples.select(rest),
+        train=training,
+        test=_labelled(samples.select(held), labels[held]),
+        classes=listing.classes,
+        skipped=skipped,
+        split=listing.split,
+    )
+
+
+def _labelled(samples: Samples, labels: Tensor) -> Samples:
+    if isinstance(samples, ArraySamples):
+        return ArraySamples(samples.images, labels)
+    return FileSamples(samples.paths, labels)
+
+
+def _kept_shape(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, int]:
+    """Images that all have one shape, and none too large, are kept pixel for pixel; else they become squares."""
+    side = stored_side(size)
+    first = shapes[0]
+    return first if max(first) <= side and all(shape == first for shape in shapes) else (side, side)
+
+
+def _decode_all(paths: list[Path], height: int, width: int) -> tuple[Tensor, list[Skipped]]:
+    def one(path: Path) -> Tensor | Skipped:
+        try:
+            image = decode(path)
+        except OSError as error:
+            return Skipped(path, str(error.__cause__ or error))
+        if image.size != (width, height):
+            square = height == width
+            image = resize_centre(image, height) if square else ImageOps.fit(image, (width, height))
+        return to_tensor(image)
+
+    images = torch.empty(len(paths), 3, height, width, dtype=torch.uint8)
+    failed: list[Skipped] = []
+    count = 0
+    for result in in_threads(one, paths):
+        if isinstance(result, Skipped):
+            failed.append(result)
+        else:
+            images[count] = result
+            count += 1
+    return images[:count], failed
+
+
+def _judge(root: Path, skipped: Sequence[Skipped], total: int) -> None:
+    """Raise if unreadable images are not to be skipped."""
+    if not skipped or (total >= _LARGE and len(skipped) <= _TOO_MANY * total):
+        return
+    shown = "\n".join(f"  {x}" for x in skipped[:5])
+    more = f"\n  and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+    hint = "repair or remove them" if total < _LARGE else "too many to skip; is the folder whole?"
+    raise ValueError(f"{len(skipped)} of the {total} images in {root} can't be read ({hint}):\n{shown}{more}")
+
+
+def _warn(root: Path, skipped: Sequence[Skipped], total: int) -> None:
+    if skipped:
+        warnings.warn(
+            f"{len(skipped)} of the {total} images in {root} can't be read and are skipped, for example {skipped[0]}",
+            stacklevel=4,
+        )
+
+
+def _root(data_dir: Path, names: Sequence[str], sign: str) -> Path:
+    """The folder itself, or the one with the usual name in it."""
+    if not (data_dir / sign).is_dir():
+        for name in names:
+            if (data_dir / name).is_dir():
+                return data_dir / name
+    return data_dir
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: say where the images are with --data-dir")
+    return sorted(f for f in folder.iterdir() if f.is_dir() and not _hidden(f.name))
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """All image files below a folder, sorted. Links are followed, but no folder is entered twice."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: say where the images are with --data-dir")
+    found: list[Path] = []
+    seen: set[str] = set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = [f for f in folders if not _hidden(f)]
+        found += [Path(here, f) for f in files if not _hidden(f) and Path(f).suffix.lower() in EXTENSIONS]
+    if not found:
+        raise FileNotFoundError(f"no images in {folder}: there is no file that ends in {', '.join(sorted(EXTENSIONS))}")
+    return sorted(found)
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"

@@ -1,0 +1,172 @@
+"""What a set of samples is: images in memory, or files to decode as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["ArraySamples", "FileSamples", "Samples", "Skipped", "Splits", "stratified_split"]
+
+
+@dataclass(frozen=True, eq=False)
+class ArraySamples:
+    """Images that live in memory, on any device.
+
+    Args:
+        images: (N, C, H, W) uint8, with 1 or 3 channels.
+        labels: (N,) int64, or None where there are none.
+
+    Raises:
+        ValueError: If the shapes or dtypes are others.
+
+    Example:
+        >>> samples = ArraySamples(torch.zeros(5, 3, 8, 8, dtype=torch.uint8), torch.arange(5))
+        >>> len(samples), samples.select([4, 0]).labels
+        (5, tensor([4, 0]))
+    """
+
+    images: Tensor
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"images must be uint8 of shape (N, 1 or 3, H, W); "
+                f"got {self.images.dtype} of shape {tuple(self.images.shape)}"
+            )
+        _check_labels(self.labels, len(self.images))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def to(self, device: torch.device | str) -> ArraySamples:
+        """The same samples on another device."""
+        return ArraySamples(self.images.to(device), None if self.labels is None else self.labels.to(device))
+
+    def select(self, index: Sequence[int] | Tensor) -> ArraySamples:
+        """Some of the samples, in the given order; a run of neighbours shares their memory."""
+        index = torch.as_tensor(index, device="cpu", dtype=torch.int64)
+        part: slice | Tensor = index
+        if len(index) and torch.equal(index, torch.arange(int(index[0]), int(index[0]) + len(index))):
+            part = slice(int(index[0]), int(index[0]) + len(index))
+        return ArraySamples(self.images[part], None if self.labels is None else self.labels[part])
+
+
+@dataclass(frozen=True, eq=False)
+class FileSamples:
+    """Image files that are decoded in worker processes, for sets that don't fit into memory.
+
+    Args:
+        paths: One image file for each sample.
+        labels: (N,) int64, or None where there are none.
+
+    Raises:
+        ValueError: If there are not as many labels as paths.
+
+    Example:
+        >>> samples = FileSamples((Path("a.png"), Path("b.png")), torch.tensor([0, 1]))
+        >>> samples.select([1]).paths
+        (...Path('b.png'),)
+    """
+
+    paths: tuple[Path, ...]
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels, len(self.paths))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def to(self, device: torch.device | str) -> FileSamples:
+        """The same samples, with the labels on another device; the images are on disk."""
+        return FileSamples(self.paths, None if self.labels is None else self.labels.to(device))
+
+    def select(self, index: Sequence[int] | Tensor) -> FileSamples:
+        """Some of the samples, in the given order."""
+        index = torch.as_tensor(index)
+        labels = None if self.labels is None else self.labels[index.to(self.labels.device)]
+        return FileSamples(tuple(self.paths[i] for i in index.tolist()), labels)
+
+
+Samples = ArraySamples | FileSamples
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that could not be read, and why."""
+
+    path: Path
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A data set, ready for training and evaluation.
+
+    Attributes:
+        pretrain: What the encoder is trained on, without its labels: ``train``, or that followed by unlabelled
+            samples. Never a sample of ``test``.
+        train: The labelled training samples that k-NN and the linear probe learn from; None without labels.
+        test: The labelled samples that they are evaluated on; None without labels.
+        classes: Names of the classes; a label is an index into them.
+        skipped: Images that could not be read and are in none of the splits.
+        split: Name of the split that ``test`` is: "test", "val", "held-out" or "validation".
+    """
+
+    pretrain: Samples
+    train: Samples | None
+    test: Samples | None
+    classes: tuple[str, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    split: str = "test"
+
+
+def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Hold out a share of each class, at random but always the same for a seed.
+
+    A class of at least two samples has at least one on either side; one of a single sample is kept.
+
+    Args:
+        labels: (N,) integers.
+        share: In (0, 1), the part to hold out.
+        seed: Which of the possible splits.
+
+    Returns:
+        The indices that are kept and those that are held out, both increasing.
+
+    Raises:
+        ValueError: If the share is not in (0, 1), or nothing would be held out.
+
+    Example:
+        >>> stratified_split(torch.tensor([0, 0, 1, 1, 1, 1, 2]), 0.5, seed=0)
+        (tensor([1, 3, 4, 6]), tensor([0, 2, 5]))
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share to hold out must be between 0 and 1; got {share}")
+    generator = torch.Generator().manual_seed(seed)
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    labels = labels.cpu()
+    for label in range(int(labels.max()) + 1 if len(labels) else 0):
+        members = (labels == label).nonzero()[:, 0]
+        if len(members) > 1:
+            count = min(max(1, round(share * len(members))), len(members) - 1)
+            held[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    if not held.any():
+        raise ValueError(f"no class of the {len(labels)} samples has two of them, so none can be held out")
+    return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+
+
+def _check_labels(labels: Tensor | None, n: int) -> None:
+    if labels is not None and (labels.dtype != torch.int64 or labels.shape != (n,)):
+        raise ValueError(
+            f"labels must be int64 of shape ({n},), one for each sample; "
+            f"got {labels.dtype} of shape {tuple(labels.shape)}"
+        )

@@ -1,0 +1,314 @@
+"""From samples to batches: two random views of each for training, and plain images for evaluation."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise
+from fmicl.augment.maker import CROP_UNIFORMS
+from fmicl.data.decode import decode, resize_centre, stored_side, to_tensor
+from fmicl.data.samples import ArraySamples, FileSamples, Samples
+from fmicl.views import Views
+
+__all__ = ["Batch", "ViewStream", "pictures", "plain_batches"]
+
+
+class Batch(NamedTuple):
+    """Two views of each sample of a batch.
+
+    Attributes:
+        first: (B, C, S, S) float32, normalised, on the device.
+        second: As first; another random view of the same samples in the same order.
+        index: (B,) int64 on the device, which samples they are.
+    """
+
+    first: Tensor
+    second: Tensor
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+
+
+class ViewStream:
+    """Random views of all samples in random order; one pass is one epoch, and the next pass is the next epoch.
+
+    Every random number is a function of (seed, epoch, batch, rank) or, for what is done to a file in a worker, of
+    (seed, epoch, sample). So a pass can start anywhere, and goes on as if it had never stopped; nothing is drawn
+    from torch's global generator. Samples that don't fill a last batch are left out of an epoch, others each time.
+
+    Arrays are moved to the device once and all work is done there. Files are decoded, cropped, resized and
+    flipped in worker processes, and the colours are done on the device.
+
+    Args:
+        samples: What to train on.
+        views: The families of the first and of the second view.
+        batch_size: Number of samples in a batch of one process, not of all together.
+        seed: Where all randomness comes from.
+        device: Where the batches are wanted.
+        rank: Number of this process; each has its own part of an epoch.
+        world_size: How many processes there are.
+        workers: Processes that decode files; 0 does it in this one. Arrays need none.
+        compile: Compile the making of views (with torch.compile), which pays on a GPU.
+
+    Raises:
+        ValueError: If there are too few samples for one batch in each process.
+
+    Example:
+        >>> samples = ArraySamples(torch.randint(256, (10, 3, 8, 8), dtype=torch.uint8))
+        >>> stream = ViewStream(samples, (Views(size=8), Views(size=8)), 4, seed=0, device="cpu")
+        >>> whole = [batch.index.tolist() for batch in stream]
+        >>> stream.set_position(epoch=0, batch=1)
+        >>> [batch.index.tolist() for batch in stream] == whole[1:]
+        True
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        views: tuple[Views, Views],
+        batch_size: int,
+        *,
+        seed: int,
+        device: torch.device | str,
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int = 0,
+        compile: bool = False,
+    ) -> None:
+        if batch_size < 1 or not 0 <= rank < world_size or workers < 0:
+            raise ValueError(
+                f"batch_size must be positive, rank in [0, world_size) and workers not negative; "
+                f"got {batch_size}, {rank} of {world_size}, {workers}"
+            )
+        if len(samples) < batch_size * world_size:
+            raise ValueError(
+                f"{len(samples)} samples don't fill one batch of {batch_size}"
+                + (f" in each of {world_size} processes" if world_size > 1 else "")
+                + ": use a smaller --batch-size, or more images"
+            )
+        self.device = torch.device(device)
+        self.samples = samples.to(self.device)
+        self.views = views
+        self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
+        self.workers = workers
+        self.epoch, self.batch = 0, 0
+        self._makers = (ViewMaker(views[0]), ViewMaker(views[1]))
+        self._views, self._colours = _array_views, _colour_views
+        if compile:
+            self._views, self._colours = torch.compile(_array_views), torch.compile(_colour_views)
+
+    def __len__(self) -> int:
+        """Batches in an epoch, the same number in every process."""
+        return len(self.samples) // (self.batch_size * self.world_size)
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """Where the next pass starts; it ends with the epoch.
+
+        Raises:
+            ValueError: If there is no such batch in an epoch.
+        """
+        if epoch < 0 or not 0 <= batch <= len(self):
+            raise ValueError(f"an epoch has the batches 0 to {len(self) - 1}; got epoch {epoch}, batch {batch}")
+        self.epoch, self.batch = (epoch + 1, 0) if batch == len(self) else (epoch, batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch, batch = self.epoch, self.batch
+        self.epoch, self.batch = epoch + 1, 0
+        return self._arrays(epoch, batch) if isinstance(self.samples, ArraySamples) else self._files(epoch, batch)
+
+    def _order(self, epoch: int) -> Tensor:
+        """(batches, batch_size) samples of this process."""
+        order = torch.randperm(len(self.samples), generator=_generator(self.seed, epoch))
+        used = order[: len(self) * self.world_size * self.batch_size]
+        return used.view(len(self), self.world_size, self.batch_size)[:, self.rank]
+
+    def _arrays(self, epoch: int, start: int) -> Iterator[Batch]:
+        assert isinstance(self.samples, ArraySamples)
+        order = self._order(epoch).to(self.device)
+        first, second = self._makers
+        for batch in range(start, len(self)):
+            generator = _generator(self.seed, epoch, batch, self.rank)
+            index, images = order[batch], self.samples.images
+            if first.views == second.views:  # one family: both views at once, which is half the kernels
+                uniforms = first.uniforms(2 * self.batch_size, generator, self.device)
+                one, two = self._views(first, images, index.repeat(2), uniforms).chunk(2)
+            else:
+                drawn = [first.uniforms(self.batch_size, generator, self.device) for _ in self._makers]
+                one, two = (self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True))
+            yield Batch(one, two, index)
+
+    def _files(self, epoch: int, start: int) -> Iterator[Batch]:
+        assert isinstance(self.samples, FileSamples)
+        order = self._order(epoch)
+        dataset = _FileViews(self.samples, self.views, self.seed, epoch)
+        loader = _loader(dataset, order[start:].tolist(), self.workers, self.device)
+        for batch, (index, *crops) in enumerate(loader, start):
+            generator = _generator(self.seed, epoch, batch, self.rank)
+            made = []
+            for maker, crop in zip(self._makers, crops, strict=True):
+                uniforms = maker.uniforms(self.batch_size, generator, self.device)
+                made.append(self._colours(maker, crop.to(self.device, non_blocking=True), uniforms))
+            yield Batch(made[0], made[1], index.to(self.device, non_blocking=True))
+
+
+def plain_batches(
+    samples: Samples,
+    *,
+    size: int,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    batch_size: int,
+    device: torch.device | str,
+    workers: int = 0,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """All samples once, in order and without randomness, as evaluation sees them; the last batch may be smaller.
+
+    Images are resized so that the shorter side is ``size * 256 / 224``, and the centre square of ``size`` is
+    taken. Arrays that were not made for a crop like that are resized as a whole: CIFAR-10 for 32, for example,
+    is left as it is.
+
+    Args:
+        samples: Which images.
+        size: Side of the result.
+        mean: One number for each channel, on the scale [0, 1].
+        std: As many positive numbers.
+        batch_size: Number of samples in a batch.
+        device: Where the batches are wanted.
+        workers: Processes that decode files; 0 does it in this one.
+
+    Yields:
+        (B, C, size, size) float32 images, normalised, and their (B,) labels, or None where there are none.
+
+    Example:
+        >>> samples = ArraySamples(torch.zeros(5, 1, 8, 8, dtype=torch.uint8))
+        >>> batches = plain_batches(samples, size=8, mean=(0.5,), std=(0.5,), batch_size=4, device="cpu")
+        >>> [len(images) for images, _ in batches]
+        [4, 1]
+    """
+    for start, images in _plain_images(samples, range(len(samples)), size, batch_size, torch.device(device), workers):
+        labels = None if samples.labels is None else samples.labels[start : start + len(images)].to(device)
+        yield normalise(images, mean, std), labels
+
+
+def pictures(samples: Samples, index: Sequence[int] | Tensor, size: int) -> Tensor:
+    """Some samples as (n, C, size, size) uint8 on the CPU, in the given order, for people to look at.
+
+    Example:
+        >>> samples = ArraySamples(torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 8, 8))
+        >>> pictures(samples, [2, 0], 12)[:, 0, 0, 0]
+        tensor([2, 0], dtype=torch.uint8)
+    """
+    chosen = torch.as_tensor(index).tolist()
+    device = samples.images.device if isinstance(samples, ArraySamples) else torch.device("cpu")
+    parts = [images for _, images in _plain_images(samples, chosen, size, 256, device, 0)]
+    return torch.cat(parts).float().round().clamp(0, 255).to("cpu", torch.uint8)
+
+
+def _plain_images(
+    samples: Samples, index: Sequence[int], size: int, batch_size: int, device: torch.device, workers: int
+) -> Iterator[tuple[int, Tensor]]:
+    """The evaluation transform before normalisation, with where each batch starts in ``index``."""
+    starts = range(0, len(index), batch_size)
+    if isinstance(samples, FileSamples):
+        chunks = [list(index[start : start + batch_size]) for start in starts]
+        loader = _loader(_PlainFiles(samples, size), chunks, workers, device)
+        for start, images in zip(starts, loader, strict=True):
+            yield start, images.to(device, non_blocking=True)
+        return
+    for start in starts:
+        part = index[start : start + batch_size]
+        if isinstance(part, range):
+            images = samples.images[part.start : part.stop].to(device)
+        else:
+            images = samples.images[torch.tensor(part, device=samples.images.device)].to(device)
+        yield start, _centre(images, size)
+
+
+def _centre(images: Tensor, size: int) -> Tensor:
+    n, _, height, width = images.shape
+    if height == width == size:
+        return images
+    short = min(height, width)
+    side = size if short == stored_side(size) else short
+    box = [(height - side) // 2, (width - side) // 2, side, side]
+    boxes = CropBoxes(*(torch.full((n,), float(x), device=images.device) for x in box))
+    return crop_resize(images, boxes, torch.zeros(n, dtype=torch.bool, device=images.device), size)
+
+
+def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:
+    height, width = images.shape[2:]
+    return maker.apply(images[index], maker.parameters(uniforms, height, width))
+
+
+def _colour_views(maker: ViewMaker, crops: Tensor, uniforms: Tensor) -> Tensor:
+    size = maker.views.size
+    return maker.colour(crops, maker.parameters(uniforms, size, size))
+
+
+class _Files(Dataset[Any]):
+    """Files as bytes in one array: worker processes share it, where a list of paths would be copied by and by."""
+
+    def __init__(self, samples: FileSamples) -> None:
+        self.paths = np.array([os.fsencode(path) for path in samples.paths], dtype=np.bytes_)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def decode(self, index: int) -> Image.Image:
+        return decode(os.fsdecode(bytes(self.paths[index])))
+
+
+class _PlainFiles(_Files):
+    def __init__(self, samples: FileSamples, size: int) -> None:
+        super().__init__(samples)
+        self.size = size
+
+    def __getitem__(self, index: int) -> Tensor:
+        return to_tensor(resize_centre(self.decode(index), stored_side(self.size), self.size))
+
+
+class _FileViews(_Files):
+    def __init__(self, samples: FileSamples, views: tuple[Views, Views], seed: int, epoch: int) -> None:
+        super().__init__(samples)
+        self.views, self.seed, self.epoch = views, seed, epoch
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        image = self.decode(index)
+        # A third number keeps these apart from the numbers of a batch, which have four, and of an epoch.
+        uniforms = torch.rand(2, CROP_UNIFORMS, generator=_generator(self.seed, self.epoch, index))
+        first, second = (_crop(image, views, u) for views, u in zip(self.views, uniforms, strict=True))
+        return torch.tensor(index), first, second
+
+
+def _crop(image: Image.Image, views: Views, uniforms: Tensor) -> Tensor:
+    """Crop, resize and flip one decoded image."""
+    boxes = crop_boxes(uniforms.unsqueeze(0), image.height, image.width, views)
+    top, left, height, width = (int(x) for x in boxes)
+    crop = image.crop((left, top, left + width, top + height))
+    crop = crop.resize((views.size, views.size), Image.Resampling.BILINEAR)
+    if float(uniforms[-1]) < views.flip:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    return to_tensor(crop)
+
+
+def _loader(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: torch.device) -> DataLoader[Any]:
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # else the loader takes a number from the global one
+    )
+
+
+def _generator(*numbers: int) -> torch.Generator:
+    """A generator for these numbers alone: near ones give streams that have nothing to do with each other."""
+    digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

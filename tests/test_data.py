@@ -1,0 +1,532 @@
+"""Data sets made in their real on-disk forms, whole and damaged in every way that happens."""
+
+import hashlib
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision.datasets import CIFAR10, STL10
+from torchvision.transforms.v2 import functional as tv
+
+from fmicl.data import ArraySamples, FileSamples, Splits, find_images, list_datasets, load_images, stratified_split
+from fmicl.data.decode import check_image, decode, resize_centre, to_tensor
+
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+
+
+def arrays(splits: Splits) -> tuple[ArraySamples, ArraySamples, ArraySamples]:
+    assert isinstance(splits.pretrain, ArraySamples)
+    assert isinstance(splits.train, ArraySamples)
+    assert isinstance(splits.test, ArraySamples)
+    return splits.pretrain, splits.train, splits.test
+
+
+def labels_of(samples: object) -> list[int]:
+    assert isinstance(samples, ArraySamples | FileSamples)
+    assert samples.labels is not None
+    return samples.labels.tolist()
+
+
+# --- CIFAR-10 -------------------------------------------------------------------------------------------------
+
+
+def make_cifar10(root: Path, records: int = 20) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(0)
+    folder = root / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    made = {}
+    for name in BATCHES:
+        images = rng.integers(0, 256, (records, 3, 32, 32), dtype=np.uint8)
+        labels = rng.permutation(np.arange(records) % 10).astype(np.uint8)
+        made[name] = images, labels
+        rows = np.concatenate([labels[:, None], images.reshape(records, -1)], axis=1)
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    return made
+
+
+@pytest.mark.parametrize("below", ["", "cifar-10-batches-bin"])
+def test_cifar10_binary(tmp_path: Path, below: str) -> None:
+    made = make_cifar10(tmp_path)
+    splits = load_images("cifar10", tmp_path / below, size=32, checksum=False)
+    pretrain, train, test = arrays(splits)
+    assert pretrain is train
+    assert splits.classes[3] == "cat"
+    assert splits.split == "test"
+    assert np.array_equal(train.images.numpy(), np.concatenate([made[b][0] for b in BATCHES[:5]]))
+    assert labels_of(train) == np.concatenate([made[b][1] for b in BATCHES[:5]]).tolist()
+    assert np.array_equal(test.images.numpy(), made["test_batch"][0])
+
+
+def test_cifar10_checksums_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_cifar10(tmp_path)
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin is cut off: it has 61,460 of 30,730,000 bytes"):
+        load_images("cifar10", tmp_path)
+    monkeypatch.setattr("fmicl.data.binaries._CIFAR10_BYTES", 20 * 3073)
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin is not the official file.*5dd7e06a14cb22eb"):
+        load_images("cifar10", tmp_path)
+    folder = tmp_path / "cifar-10-batches-bin"
+    sums = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+    monkeypatch.setattr("fmicl.data.binaries._CIFAR10_MD5", {f"{b}.bin": sums[f"{b}.bin"] for b in BATCHES})
+    assert len(load_images("cifar10", tmp_path).pretrain) == 100
+    data = bytearray((folder / "data_batch_4.bin").read_bytes())
+    data[5000] ^= 1
+    (folder / "data_batch_4.bin").write_bytes(data)
+    with pytest.raises(ValueError, match=r"data_batch_4\.bin is not the official file"):
+        load_images("cifar10", tmp_path)
+
+
+def test_cifar10_damage_is_named(tmp_path: Path) -> None:
+    make_cifar10(tmp_path)
+    third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
+    whole = third.read_bytes()
+    cases: list[tuple[bytes, str]] = [
+        (whole[:-1], r"data_batch_3\.bin is damaged: 61,459 bytes are no multiple"),
+        (b"", r"data_batch_3\.bin is empty"),
+        (b"\x0b" + whole[1:], r"data_batch_3\.bin has the label 11"),
+    ]
+    for content, message in cases:
+        third.write_bytes(content)
+        with pytest.raises(ValueError, match=message):
+            load_images("cifar10", tmp_path, checksum=False)
+    third.unlink()
+    with pytest.raises(FileNotFoundError, match=r"data_batch_3\.bin is missing"):
+        load_images("cifar10", tmp_path, checksum=False)
+
+
+def test_cifar10_absent(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"neither cifar-10-batches-bin/ nor .*--download"):
+        load_images("cifar10", tmp_path)
+    (tmp_path / "cifar-10-binary.tar.gz").touch()
+    with pytest.raises(FileNotFoundError, match=r"extract it with `tar xf .*cifar-10-binary\.tar\.gz"):
+        load_images("cifar10", tmp_path)
+
+
+@pytest.fixture
+def cifar10_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The Python version, small, with torchvision's own checksums changed to those of these files."""
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    for name in BATCHES:
+        entry = {"data": rng.integers(0, 256, (20, 3072), dtype=np.uint8), "labels": [i % 10 for i in range(20)]}
+        (folder / name).write_bytes(pickle.dumps(entry))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [str(i) for i in range(10)]}))
+    sums = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
+    monkeypatch.setattr(CIFAR10, "train_list", [[b, sums[b]] for b in BATCHES[:5]])
+    monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
+    monkeypatch.setattr(
+        CIFAR10, "meta", {"filename": "batches.meta", "key": "label_names", "md5": sums["batches.meta"]}
+    )
+    return folder
+
+
+def test_cifar10_python(cifar10_python: Path) -> None:
+    _, train, test = arrays(load_images("cifar10", cifar10_python))
+    assert (len(train), len(test)) == (100, 20)
+    entry = pickle.loads((cifar10_python / "data_batch_1").read_bytes())
+    assert np.array_equal(train.images[:20].numpy(), entry["data"].reshape(-1, 3, 32, 32))
+    assert labels_of(train)[:20] == entry["labels"]
+
+
+def test_cifar10_python_opens_no_pickle_that_is_not_official(cifar10_python: Path) -> None:
+    with pytest.raises(ValueError, match="pickles, which can run code"):
+        load_images("cifar10", cifar10_python.parent, checksum=False)
+    with open(cifar10_python / "data_batch_2", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(ValueError, match="data_batch_2 is not the official file"):
+        load_images("cifar10", cifar10_python.parent)
+    (cifar10_python / "data_batch_2").unlink()
+    with pytest.raises(FileNotFoundError, match="data_batch_2 is missing"):
+        load_images("cifar10", cifar10_python.parent)
+
+
+# --- STL-10 ---------------------------------------------------------------------------------------------------
+
+
+def make_stl10(root: Path) -> Path:
+    folder = root / "stl10_binary"
+    folder.mkdir()
+    rng = np.random.default_rng(2)
+    for part, n in {"train": 30, "test": 20, "unlabeled": 50}.items():
+        rng.integers(0, 256, (n, 3, 96, 96), dtype=np.uint8).tofile(folder / f"{part}_X.bin")
+        if part != "unlabeled":
+            (np.arange(n) % 10 + 1).astype(np.uint8).tofile(folder / f"{part}_y.bin")
+    return folder
+
+
+@pytest.mark.parametrize("below", ["", "stl10_binary"])
+def test_stl10_is_torchvisions(tmp_path: Path, below: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_stl10(tmp_path)
+    splits = load_images("stl10", tmp_path / below, size=96, checksum=False)
+    pretrain, train, test = arrays(splits)
+    assert pretrain.labels is None
+    assert splits.classes[2] == "car"
+    monkeypatch.setattr(STL10, "_check_integrity", lambda _: True)
+    for samples, name in ((pretrain, "train+unlabeled"), (train, "train"), (test, "test")):
+        theirs = STL10(str(tmp_path), split=name)
+        assert np.array_equal(samples.images.numpy(), theirs.data)
+        if samples.labels is not None:
+            assert labels_of(samples) == theirs.labels.tolist()
+
+
+def test_stl10_damage_is_named(tmp_path: Path) -> None:
+    folder = make_stl10(tmp_path)
+    with pytest.raises(ValueError, match=r"train_X\.bin is cut off: it has 829,440 of 138,240,000 bytes"):
+        load_images("stl10", tmp_path)
+    labels = folder / "test_y.bin"
+    labels.write_bytes(labels.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"test_y\.bin has 19 labels for the 20 images"):
+        load_images("stl10", tmp_path, checksum=False)
+    labels.write_bytes(bytes(20))
+    with pytest.raises(ValueError, match=r"test_y\.bin has labels from 0 to 0"):
+        load_images("stl10", tmp_path, checksum=False)
+    with open(folder / "unlabeled_X.bin", "ab") as file:
+        file.write(b"x")
+    with pytest.raises(ValueError, match=r"unlabeled_X\.bin is damaged"):
+        load_images("stl10", tmp_path, checksum=False)
+    (folder / "unlabeled_X.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"unlabeled_X\.bin is missing"):
+        load_images("stl10", tmp_path, checksum=False)
+    shutil.rmtree(folder)
+    with pytest.raises(FileNotFoundError, match="stl10_binary/ is not there"):
+        load_images("stl10", tmp_path)
+
+
+def test_stl10_validation_leaves_the_held_out_images_out_of_pretraining(tmp_path: Path) -> None:
+    make_stl10(tmp_path)
+    whole, _, _ = arrays(load_images("stl10", tmp_path, checksum=False))
+    pretrain, train, held = arrays(load_images("stl10", tmp_path, checksum=False, validation=0.3))
+    assert (len(pretrain), len(train), len(held)) == (70, 20, 10)
+    assert torch.equal(pretrain.images[:20], train.images)
+    assert torch.equal(pretrain.images[20:], whole.images[30:])
+    seen = {image.numpy().tobytes() for image in pretrain.images}
+    assert not any(image.numpy().tobytes() in seen for image in held.images)
+
+
+# --- digits ---------------------------------------------------------------------------------------------------
+
+
+def test_digits() -> None:
+    from sklearn.datasets import load_digits
+
+    splits = load_images("digits", None, size=8)
+    _, train, test = arrays(splits)
+    together = torch.cat([train.images, test.images]).flatten(1).float() * 16 / 255
+    theirs = torch.from_numpy(load_digits().data).float()
+    assert sorted(map(tuple, together.round().tolist())) == sorted(map(tuple, theirs.tolist()))
+    assert float((together - together.round()).abs().max()) < 0.04
+    assert torch.equal(arrays(load_images("digits", seed=5))[2].images, test.images)  # the test split is fixed
+    shares = torch.tensor(labels_of(test)).bincount() / torch.tensor(labels_of(train) + labels_of(test)).bincount()
+    assert float((shares - 0.25).abs().max()) < 0.01
+
+
+def test_validation_is_a_part_of_train_and_depends_on_the_seed() -> None:
+    _, whole, _ = arrays(load_images("digits"))
+    pretrain, train, held = arrays(load_images("digits", validation=0.2, seed=1))
+    assert pretrain is train
+    both = torch.cat([train.images, held.images])
+    assert sorted(x.numpy().tobytes() for x in both) == sorted(x.numpy().tobytes() for x in whole.images)
+    again = arrays(load_images("digits", validation=0.2, seed=1))[2]
+    assert torch.equal(held.images, again.images)
+    assert not torch.equal(held.images, arrays(load_images("digits", validation=0.2, seed=2))[2].images)
+
+
+def test_stratified_split_keeps_the_shares_of_the_classes() -> None:
+    labels = torch.cat([torch.full((n,), c) for c, n in enumerate([100, 50, 3, 2, 1])])
+    kept, held = stratified_split(labels, 0.1, seed=3)
+    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(len(labels)))
+    assert labels[held].bincount(minlength=5).tolist() == [10, 5, 1, 1, 0]
+    with pytest.raises(ValueError, match="none can be held out"):
+        stratified_split(torch.arange(4), 0.5, seed=0)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        stratified_split(labels, 1.0, seed=0)
+
+
+# --- folders --------------------------------------------------------------------------------------------------
+
+
+def write_image(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 5, size[0] // 5, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+def make_classes(root: Path, counts: dict[str, int], suffix: str = ".png") -> None:
+    for k, (name, count) in enumerate(counts.items()):
+        for i in range(count):
+            write_image(root / name / f"{i:03d}{suffix}", seed=1000 * k + i)
+
+
+def make_tinyimagenet(root: Path) -> Path:
+    root = root / "tiny-imagenet-200"
+    names = ["n02", "n01", "n03"]
+    for k, name in enumerate(names):
+        for i in range(4):
+            write_image(root / "train" / name / "images" / f"{name}_{i}.JPEG", 10 * k + i, (64, 64))
+    lines = []
+    for i in range(6):
+        write_image(root / "val" / "images" / f"val_{i}.JPEG", 100 + i, (64, 64))
+        lines.append(f"val_{i}.JPEG\t{names[i % 3]}\t0\t0\t62\t62")
+    (root / "val" / "val_annotations.txt").write_text("\n".join(lines) + "\n")
+    (root / "wnids.txt").write_text("\n".join(names) + "\n")
+    (root / "words.txt").write_text("n01\ttench, Tinca\nn02\tgoldfish\nn99\tother\n")
+    return root
+
+
+@pytest.mark.parametrize("below", ["", "tiny-imagenet-200"])
+def test_tinyimagenet(tmp_path: Path, below: str) -> None:
+    root = make_tinyimagenet(tmp_path)
+    splits = load_images("tinyimagenet", tmp_path / below, size=64)
+    pretrain, train, test = arrays(splits)
+    assert pretrain is train
+    assert splits.split == "val"
+    assert splits.classes == ("tench", "goldfish", "n03")
+    assert labels_of(train) == [0] * 4 + [1] * 4 + [2] * 4
+    assert labels_of(test) == [1, 0, 2, 1, 0, 2]
+    first = to_tensor(decode(root / "train" / "n01" / "images" / "n01_0.JPEG"))
+    assert torch.equal(train.images[0], first)  # 64 x 64 already: pixel for pixel
+
+
+def test_tinyimagenet_damage_is_named(tmp_path: Path) -> None:
+    root = make_tinyimagenet(tmp_path)
+    annotations = root / "val" / "val_annotations.txt"
+    whole = annotations.read_text()
+    annotations.write_text(whole.replace("n03", "n77"))
+    with pytest.raises(ValueError, match=r"line 3 of .*val_annotations\.txt"):
+        load_images("tinyimagenet", tmp_path, size=64)
+    annotations.write_text("\n".join(whole.splitlines()[1:]))
+    with pytest.raises(ValueError, match=r"val_0\.JPEG has no line"):
+        load_images("tinyimagenet", tmp_path, size=64)
+    annotations.write_text(whole)
+    (root / "val" / "images" / "val_2.JPEG").unlink()
+    with pytest.raises(FileNotFoundError, match=r"val_2\.JPEG is missing"):
+        load_images("tinyimagenet", tmp_path, size=64)
+    annotations.unlink()
+    with pytest.raises(FileNotFoundError, match=r"val_annotations\.txt is missing"):
+        load_images("tinyimagenet", tmp_path, size=64)
+    shutil.rmtree(root / "train" / "n03")
+    annotations.write_text(whole)
+    with pytest.raises(FileNotFoundError, match="n03"):
+        load_images("tinyimagenet", tmp_path, size=64)
+
+
+def test_imagenet(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", {"n01": 5, "n02": 3}, ".JPEG")
+    make_classes(tmp_path / "val", {"n01": 2, "n02": 2}, ".JPEG")
+    splits = load_images("imagenet", tmp_path, size=28)
+    pretrain, train, test = arrays(splits)
+    assert pretrain is train
+    assert (splits.split, splits.classes) == ("val", ("n01", "n02"))
+    assert labels_of(train) == [0] * 5 + [1] * 3
+    assert labels_of(test) == [0, 0, 1, 1]
+    assert train.images.shape == (8, 3, 32, 32)
+    on_disk = load_images("imagenet", tmp_path, size=28, memory_limit=1000)
+    assert isinstance(on_disk.train, FileSamples)
+    assert isinstance(on_disk.test, FileSamples)
+    assert labels_of(on_disk.train) == labels_of(train)
+    assert on_disk.test.paths[0] == tmp_path / "val" / "n01" / "000.JPEG"
+    write_image(tmp_path / "val" / "ILSVRC2012_val_1.JPEG")
+    with pytest.raises(ValueError, match=r"val_1\.JPEG is in no class folder.*valprep"):
+        load_images("imagenet", tmp_path, size=28)
+    (tmp_path / "val" / "ILSVRC2012_val_1.JPEG").unlink()
+    make_classes(tmp_path / "val", {"n09": 1}, ".JPEG")
+    with pytest.raises(ValueError, match=r"1 classes that .*train has not, for example n09"):
+        load_images("imagenet", tmp_path, size=28)
+    shutil.rmtree(tmp_path / "val")
+    with pytest.raises(FileNotFoundError, match=r"val is missing"):
+        load_images("imagenet", tmp_path, size=28)
+
+
+def test_images_without_labels(tmp_path: Path) -> None:
+    for i in range(6):
+        write_image(tmp_path / f"{i}.png", i, (50 + i, 40))
+    write_image(tmp_path / "holiday" / "a.jpg")
+    (tmp_path / "notes.txt").write_text("not an image")
+    write_image(tmp_path / ".thumbnails" / "t.png")
+    splits = load_images("images", tmp_path, size=28)
+    assert isinstance(splits.pretrain, ArraySamples)
+    assert splits.pretrain.images.shape == (7, 3, 32, 32)
+    assert splits.pretrain.labels is None
+    assert splits.train is None
+    assert splits.test is None
+    with pytest.raises(ValueError, match="no labels"):
+        load_images("images", tmp_path, size=28, validation=0.1)
+
+
+@pytest.mark.parametrize("memory_limit", [2**30, 0])
+def test_images_with_classes_and_loose_ones(tmp_path: Path, memory_limit: int) -> None:
+    make_classes(tmp_path, {"cats": 20, "dogs": 11})
+    write_image(tmp_path / "dogs" / "old" / "x.png", 50)
+    for i in range(3):
+        write_image(tmp_path / f"{i}.png", 70 + i)
+    splits = load_images("images", tmp_path, size=32, memory_limit=memory_limit)
+    assert splits.train is not None
+    assert splits.test is not None
+    assert type(splits.pretrain) is (ArraySamples if memory_limit else FileSamples)
+    assert (splits.classes, splits.split) == (("cats", "dogs"), "held-out")
+    assert (len(splits.pretrain), len(splits.train), len(splits.test)) == (32, 29, 3)
+    assert labels_of(splits.test) == [0, 0, 1]
+    assert labels_of(splits.train) == [0] * 18 + [1] * 11
+    assert splits.pretrain.labels is None
+    if isinstance(splits.pretrain, FileSamples) and isinstance(splits.train, FileSamples):
+        assert splits.pretrain.paths[:29] == splits.train.paths
+        assert [p.name for p in splits.pretrain.paths[29:]] == ["0.png", "1.png", "2.png"]
+    again = load_images("images", tmp_path, size=32, memory_limit=memory_limit, seed=9)
+    assert again.test is not None
+    assert labels_of(again.test) == labels_of(splits.test)
+    validated = load_images("images", tmp_path, size=32, memory_limit=memory_limit, validation=0.5)
+    assert validated.train is not None
+    assert (len(validated.pretrain), len(validated.train)) == (3 + 9 + 5, 14)
+
+
+def test_images_with_given_splits(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", {"a": 3, "b": 2})
+    make_classes(tmp_path / "test", {"a": 1, "b": 1})
+    splits = load_images("images", tmp_path, size=32)
+    _, train, test = arrays(splits)
+    assert (splits.split, splits.classes) == ("test", ("a", "b"))
+    assert (labels_of(train), labels_of(test)) == ([0, 0, 0, 1, 1], [0, 1])
+
+
+def test_images_of_one_small_shape_are_kept_pixel_for_pixel(tmp_path: Path) -> None:
+    for i in range(3):
+        write_image(tmp_path / f"{i}.png", i, (20, 30))
+    splits = load_images("images", tmp_path, size=32)
+    assert isinstance(splits.pretrain, ArraySamples)
+    assert torch.equal(splits.pretrain.images[1], to_tensor(decode(tmp_path / "1.png")))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def replace_with_text(path: Path) -> None:
+    path.write_text("<html>404</html>")
+
+
+def damage_inside(path: Path) -> None:
+    """The end is there, the middle is not."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 3] + data[-12:])
+
+
+@pytest.mark.parametrize("memory_limit", [2**30, 0])
+@pytest.mark.parametrize(
+    ("suffix", "damage"),
+    [(".png", cut), (".jpg", cut), (".webp", cut), (".jpg", replace_with_text), (".bmp", cut), (".gif", cut)],
+)
+def test_a_damaged_image_is_an_error_in_a_small_folder(
+    tmp_path: Path, suffix: str, damage: Callable[[Path], None], memory_limit: int
+) -> None:
+    for i in range(4):
+        write_image(tmp_path / f"{i}{suffix}", i)
+    damage(tmp_path / f"2{suffix}")
+    with pytest.raises(
+        ValueError, match=rf"1 of the 4 images in .* can't be read \(repair or remove them\):\n.*2\{suffix}"
+    ):
+        load_images("images", tmp_path, size=32, memory_limit=memory_limit)
+
+
+@pytest.mark.parametrize("memory_limit", [2**30, 0])
+def test_damaged_images_are_counted_reported_and_skipped_in_a_large_folder(tmp_path: Path, memory_limit: int) -> None:
+    make_classes(tmp_path, {"a": 60, "b": 60})
+    cut(tmp_path / "a" / "007.png")
+    replace_with_text(tmp_path / "b" / "000.png")
+    with pytest.warns(UserWarning, match=r"2 of the 120 images in .* can't be read and are skipped"):
+        splits = load_images("images", tmp_path, size=32, memory_limit=memory_limit)
+    assert [x.path.relative_to(tmp_path).as_posix() for x in splits.skipped] == ["a/007.png", "b/000.png"]
+    assert all(x.reason for x in splits.skipped)
+    assert splits.train is not None
+    assert splits.test is not None
+    assert len(splits.train) + len(splits.test) == 118
+    assert (torch.tensor(labels_of(splits.train) + labels_of(splits.test)).bincount() == 59).all()
+
+
+def test_damage_that_only_decoding_finds_is_found_for_images_in_memory(tmp_path: Path) -> None:
+    make_classes(tmp_path, {"a": 60, "b": 60})
+    damage_inside(tmp_path / "b" / "001.png")
+    assert check_image(tmp_path / "b" / "001.png") == (30, 40)  # header and end are fine
+    with pytest.warns(UserWarning, match="1 of the 120 images"):
+        splits = load_images("images", tmp_path, size=32)
+    assert [x.path.name for x in splits.skipped] == ["001.png"]
+    assert len(splits.pretrain) + len(splits.test or ()) == 119
+
+
+def test_too_many_damaged_images_are_an_error(tmp_path: Path) -> None:
+    make_classes(tmp_path, {"a": 60, "b": 60})
+    for i in range(20):
+        replace_with_text(tmp_path / "a" / f"{i:03d}.png")
+    with pytest.raises(ValueError, match=r"20 of the 120 images.*is the folder whole(.|\n)*and 15 more"):
+        load_images("images", tmp_path, size=32)
+
+
+def test_find_images(tmp_path: Path) -> None:
+    make_classes(tmp_path, {"a": 2, "b": 2})
+    replace_with_text(tmp_path / "a" / "000.png")
+    (tmp_path / "b" / "loop").symlink_to(tmp_path)
+    with pytest.warns(UserWarning, match="1 of the 4"):
+        samples, skipped = find_images(tmp_path)
+    assert [p.relative_to(tmp_path).as_posix() for p in samples.paths] == ["a/001.png", "b/000.png", "b/001.png"]
+    assert "not an image" in skipped[0].reason
+
+
+def test_empty_and_missing_folders(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no images in"):
+        load_images("images", tmp_path, size=32)
+    for name in ("images", "imagenet", "tinyimagenet", "cifar10", "stl10"):
+        with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
+            load_images(name, tmp_path / "nowhere", size=32)
+        with pytest.raises(ValueError, match="--data-dir"):
+            load_images(name, None, size=32)
+
+
+def test_unknown_names_and_options_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="did you mean cifar10"):
+        load_images("cifar100", tmp_path)
+    with pytest.raises(ValueError, match="no download of imagenet, only of cifar10, stl10"):
+        load_images("imagenet", tmp_path, download=True)
+    with pytest.raises(ValueError, match=r"in \[0, 1\); got 1.5"):
+        load_images("digits", validation=1.5)
+    assert list_datasets() == ["cifar10", "digits", "imagenet", "images", "stl10", "tinyimagenet"]
+
+
+# --- decoding -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16", "I"])
+def test_every_kind_of_image_becomes_rgb(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / ("x.tif" if mode in ("CMYK", "I;16", "I") else "x.png")
+    if mode.startswith("I"):
+        values = np.linspace(0, 65535, 64).reshape(8, 8)
+        Image.fromarray(values.astype(np.uint16 if mode == "I;16" else np.int32)).save(path)
+        assert np.array_equal(np.asarray(decode(path))[..., 0], (values.astype(np.int64) >> 8).astype(np.uint8))
+    else:
+        Image.new("RGB", (8, 8), (200, 100, 50)).convert(mode).save(path)
+    assert decode(path).mode == "RGB"
+    assert check_image(path) == (8, 8)
+
+
+def test_photos_are_turned_upright(tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 20))
+    image.paste((255, 255, 255), (0, 0, 20, 20))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # rotate by 90 degrees to the right
+    image.save(tmp_path / "x.jpg", exif=exif)
+    upright = decode(tmp_path / "x.jpg")
+    assert upright.size == (20, 40)
+    assert check_image(tmp_path / "x.jpg") == (40, 20)
+    assert np.asarray(upright)[5].mean() > 250
+
+
+@pytest.mark.parametrize("size", [(50, 37), (37, 50), (300, 64), (64, 64), (20, 21)])
+def test_resize_centre_is_torchvisions(size: tuple[int, int]) -> None:
+    coarse = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+    resized = tv.resize(image, [32], antialias=True)
+    ours, theirs = (np.asarray(x).astype(int) for x in (resize_centre(image, 32, 28), tv.center_crop(resized, [28])))
+    assert np.abs(ours - theirs).max() <= 1

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Logits in memory at a time: 128 MiB of them, whatever the number of samples and classes.
+# At a time: samples on a CPU, and logits on an accelerator (128 MiB of them, whatever the number of classes).
+_ROWS_CPU = 2048
 _LOGITS = 2**25
 
 
@@ -26,13 +27,14 @@ class LogisticRegression:
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int, spectrum: Tensor) -> None:
         self.features, self.labels, self.spectrum = features, labels, spectrum
-        self.weight = features.new_zeros(features.shape[1], classes)
-        self.bias = features.new_zeros(1, classes)
+        self.weight = features.new_zeros(classes, features.shape[1])
+        self.bias = features.new_zeros(classes, 1)
 
     def fit(self, decay: float, max_iterations: int) -> bool:
         """Minimise from where the weights are now; says whether that converged within the limit."""
-        scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt().unsqueeze(1)
-        point = torch.cat([self.weight, self.bias]) / scale
+        scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt()
+        point = torch.cat([self.weight, self.bias], dim=1) / scale
+        parts = [self.weight.shape[1], 1]
         optimiser = torch.optim.LBFGS(
             [point],
             max_iter=max_iterations,
@@ -44,32 +46,35 @@ class LogisticRegression:
 
         @torch.no_grad()
         def closure() -> float:
-            weight, bias = (scale * point).split_with_sizes([len(self.weight), 1])
+            weight, bias = (scale * point).split_with_sizes(parts, dim=1)
             loss, weight_gradient, bias_gradient = self._objective(weight, bias, decay)
-            point.grad = scale * torch.cat([weight_gradient, bias_gradient])
+            point.grad = scale * torch.cat([weight_gradient, bias_gradient], dim=1)
             return loss
 
         optimiser.step(closure)  # type: ignore[no-untyped-call, unused-ignore]
-        self.weight, self.bias = (scale * point).split_with_sizes([len(self.weight), 1])
+        self.weight, self.bias = (scale * point).split_with_sizes(parts, dim=1)
         state = optimiser.state[point]
         group = optimiser.param_groups[0]
         return bool(state["n_iter"] < group["max_iter"] and state["func_evals"] < group["max_eval"])
 
     def logits(self, features: Tensor) -> Tensor:
         """(Q, classes) logits of (Q, d) features."""
-        return torch.addmm(self.bias, features, self.weight)
+        return functional.linear(features, self.weight, self.bias.squeeze(1))
 
     def _objective(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[float, Tensor, Tensor]:
-        count, rows = len(self.features), max(1, _LOGITS // weight.shape[1])
+        """The loss, and its gradients by weight and bias."""
+        # Classes run along rows throughout: with few of them, these products and this softmax are several times
+        # faster than in the usual layout. On a CPU, samples come in portions that its cache holds for both products.
+        count = len(self.features)
+        rows = _ROWS_CPU if weight.device.type == "cpu" else max(1, _LOGITS // len(weight))
         losses: list[Tensor] = []
         weight_gradient, bias_gradient = decay * weight, torch.zeros_like(bias)
         for start in range(0, count, rows):
-            x, labels = self.features[start : start + rows], self.labels[start : start + rows]
-            logs = functional.log_softmax(torch.addmm(bias, x, weight), dim=1)
-            losses.append(-logs.gather(1, labels.unsqueeze(1)).mean() * (len(x) / count))
-            error = logs.exp_()
-            error.scatter_add_(1, labels.unsqueeze(1), error.new_full((len(x), 1), -1.0))
-            weight_gradient.addmm_(x.T, error, alpha=1.0 / count)
-            bias_gradient += error.sum(dim=0, keepdim=True) / count
+            x, labels = self.features[start : start + rows], self.labels[start : start + rows].unsqueeze(0)
+            logs = functional.log_softmax(torch.addmm(bias, weight, x.T), dim=0)
+            losses.append(-logs.gather(0, labels).mean() * (len(x) / count))
+            error = logs.exp_().scatter_add_(0, labels, logs.new_full((1, len(x)), -1.0))
+            weight_gradient.addmm_(error, x, alpha=1.0 / count)
+            bias_gradient += error.sum(dim=1, keepdim=True) / count
         loss = torch.stack([*losses, decay / 2 * weight.square().sum()]).sum()
         return float(loss), weight_gradient, bias_gradient

@@ -145,6 +145,25 @@ def test_cifar10_python_opens_no_pickle_that_is_not_official(cifar10_python: Pat
         load_images("cifar10", cifar10_python.parent)
 
 
+def test_cifar10_is_downloaded_when_asked_to(cifar10_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network: torchvision's own download is replaced."""
+    target = cifar10_python.parent / "new"
+
+    def fetch(self: CIFAR10) -> None:
+        shutil.copytree(cifar10_python, Path(self.root) / CIFAR10.base_folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(CIFAR10, "download", fetch)
+    assert len(load_images("cifar10", target, download=True).pretrain) == 100
+    assert (target / "cifar-10-batches-py" / "test_batch").is_file()
+
+    def fail(_: CIFAR10) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(CIFAR10, "download", fail)
+    with pytest.raises(OSError, match=r"could not download .*: no network"):
+        load_images("cifar10", target / "other", download=True)
+
+
 # --- STL-10 ---------------------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,17 @@ from torchvision.transforms.v2 import functional as tv
 
 from fmicl.augment import ViewMaker, Views, crop_boxes
 from fmicl.augment.maker import CROP_UNIFORMS
-from fmicl.data import ArraySamples, Batch, FileSamples, Samples, ViewStream, pictures, plain_batches
+from fmicl.data import (
+    ArraySamples,
+    Batch,
+    FileSamples,
+    Samples,
+    ViewStream,
+    find_images,
+    load_images,
+    pictures,
+    plain_batches,
+)
 from fmicl.data.decode import decode, to_tensor
 from fmicl.data.stream import _generator
 
@@ -186,6 +196,18 @@ def test_plain_files_are_torchvisions(file_samples: FileSamples) -> None:
     for image, path in zip(ours, file_samples.paths, strict=True):
         theirs = tv.center_crop(tv.resize(decode(path), [16], antialias=True), [14])
         assert float((image - to_tensor(theirs).float()).abs().max()) <= 1.001
+
+
+@pytest.mark.parametrize("size", [12, 14, 16, 24])
+@pytest.mark.parametrize("shape", [(16, 16), (14, 10), (60, 45)])
+def test_files_and_arrays_of_one_folder_look_the_same(tmp_path: Path, shape: tuple[int, int], size: int) -> None:
+    for i in range(3):
+        pixels = np.random.default_rng(i).integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        Image.fromarray(pixels).resize(shape).save(tmp_path / f"{i}.png")
+    kept = load_images("images", tmp_path, size=size).pretrain
+    assert isinstance(kept, ArraySamples)
+    difference = (unnormalised(kept, size) - unnormalised(find_images(tmp_path)[0], size)).abs()
+    assert float(difference.max()) <= 1.001
 
 
 def test_pictures_are_what_evaluation_sees(samples: Samples) -> None:

@@ -233,7 +233,7 @@ def _check(path: Path, record: int, size: int | None, md5: str | None) -> None:
 
 
 def _on_purpose() -> str:
-    return ". If it is a part of the data on purpose, switch the check off (checksum=False)"
+    return ". If it is a part of the data on purpose, switch the check off (--no-checksum; checksum=False)"
 
 
 def _md5(path: Path) -> str:

@@ -17,7 +17,16 @@ from torch import Tensor
 
 from fmicl.data.samples import Skipped
 
-__all__ = ["EXTENSIONS", "check_image", "decode", "in_threads", "resize_centre", "stored_side", "to_tensor"]
+__all__ = [
+    "EXTENSIONS",
+    "check_image",
+    "decode",
+    "in_threads",
+    "resize_centre",
+    "resize_square",
+    "stored_side",
+    "to_tensor",
+]
 
 EXTENSIONS = frozenset(
     (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
@@ -86,22 +95,41 @@ def stored_side(size: int) -> int:
     return round(size * 256 / 224)
 
 
-def resize_centre(image: Image.Image, side: int, size: int | None = None) -> Image.Image:
-    """Resize the shorter side to ``side`` and cut out the centre square of ``size`` (by default all of the side).
+def resize_centre(image: Image.Image, side: int, size: int, *, whole: bool = False) -> Image.Image:
+    """Resize the shorter side to ``side`` and cut out the centre square of ``size``, rounding as torchvision does.
+
+    Args:
+        image: Any image.
+        side: What the shorter side becomes.
+        size: Side of the square, at most ``side``.
+        whole: Keep a square of the whole ``side`` from which the one of ``size`` can be cut out later.
 
     Example:
         >>> resize_centre(Image.new("RGB", (300, 200)), 64, 56).size
         (56, 56)
     """
-    size = side if size is None else size
     short = min(image.size)
-    width, height = (side * x // short for x in image.size)  # rounded as torchvision does, here and below
+    width, height = (side * x // short for x in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
+    if whole:
+        left, top, size = left - round((side - size) / 2), top - round((side - size) / 2), side
     # Resizing only the part that the square covers is the same, and less work.
     x, y = image.width / width, image.height / height
     right, bottom = min(image.width, (left + size) * x), min(image.height, (top + size) * y)
-    box = (left * x, top * y, right, bottom)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=(left * x, top * y, right, bottom))
+
+
+def resize_square(image: Image.Image, size: int) -> Image.Image:
+    """Resize the largest centre square to ``size``.
+
+    Example:
+        >>> resize_square(Image.new("RGB", (30, 20)), 24).size
+        (24, 24)
+    """
+    short = min(image.size)
+    left, top = (image.width - short) // 2, (image.height - short) // 2
+    square = image.crop((left, top, left + short, top + short))
+    return square if short == size else square.resize((size, size), Image.Resampling.BILINEAR)
 
 
 def to_tensor(image: Image.Image) -> Tensor:

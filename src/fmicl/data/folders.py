@@ -214,7 +214,7 @@ def _assemble(listing: _Listing, size: int, memory_limit: int) -> Splits:
     height, width = _kept_shape([x for x in looked if not isinstance(x, Skipped)], size)
     samples: Samples
     if len(good) * 3 * height * width <= memory_limit:
-        images, failed = _decode_all([paths[i] for i in good], height, width)
+        images, failed = _decode_all([paths[i] for i in good], height, width, size)
         skipped += failed
         _judge(listing.root, skipped, len(paths))
         bad = {x.path for x in failed}
@@ -265,15 +265,17 @@ def _kept_shape(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, int]
     return first if max(first) <= side and all(shape == first for shape in shapes) else (side, side)
 
 
-def _decode_all(paths: list[Path], height: int, width: int) -> tuple[Tensor, list[Skipped]]:
+def _decode_all(paths: list[Path], height: int, width: int, size: int) -> tuple[Tensor, list[Skipped]]:
     def one(path: Path) -> Tensor | Skipped:
         try:
             image = decode(path)
         except OSError as error:
             return Skipped(path, str(error.__cause__ or error))
         if image.size != (width, height):
-            square = height == width
-            image = resize_centre(image, height) if square else ImageOps.fit(image, (width, height))
+            if height == width == stored_side(size):
+                image = resize_centre(image, height, size, whole=True)
+            else:  # the header was wrong about the shape
+                image = ImageOps.fit(image, (width, height))
         return to_tensor(image)
 
     images = torch.empty(len(paths), 3, height, width, dtype=torch.uint8)

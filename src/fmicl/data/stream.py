@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise
 from fmicl.augment.maker import CROP_UNIFORMS
-from fmicl.data.decode import decode, resize_centre, stored_side, to_tensor
+from fmicl.data.decode import decode, resize_centre, resize_square, stored_side, to_tensor
 from fmicl.data.samples import ArraySamples, FileSamples, Samples
 from fmicl.views import Views
 
@@ -171,8 +171,8 @@ def plain_batches(
     """All samples once, in order and without randomness, as evaluation sees them; the last batch may be smaller.
 
     Images are resized so that the shorter side is ``size * 256 / 224``, and the centre square of ``size`` is
-    taken. Arrays that were not made for a crop like that are resized as a whole: CIFAR-10 for 32, for example,
-    is left as it is.
+    taken. Small images, and arrays that were not made for a crop like that, lose nothing: their largest centre
+    square is resized to ``size``, so CIFAR-10 for 32, for example, is left as it is.
 
     Args:
         samples: Which images.
@@ -236,8 +236,10 @@ def _centre(images: Tensor, size: int) -> Tensor:
     if height == width == size:
         return images
     short = min(height, width)
-    side = size if short == stored_side(size) else short
-    box = [(height - side) // 2, (width - side) // 2, side, side]
+    if short == stored_side(size):
+        box = [round((height - size) / 2), round((width - size) / 2), size, size]
+    else:
+        box = [(height - short) // 2, (width - short) // 2, short, short]
     boxes = CropBoxes(*(torch.full((n,), float(x), device=images.device) for x in box))
     return crop_resize(images, boxes, torch.zeros(n, dtype=torch.bool, device=images.device), size)
 
@@ -271,7 +273,10 @@ class _PlainFiles(_Files):
         self.size = size
 
     def __getitem__(self, index: int) -> Tensor:
-        return to_tensor(resize_centre(self.decode(index), stored_side(self.size), self.size))
+        image, side = self.decode(index), stored_side(self.size)
+        if max(image.size) <= side and min(image.size) != side:  # kept as it is where a folder fits into memory
+            return to_tensor(resize_square(image, self.size))
+        return to_tensor(resize_centre(image, side, self.size))
 
 
 class _FileViews(_Files):
@@ -281,7 +286,7 @@ class _FileViews(_Files):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         image = self.decode(index)
-        # A third number keeps these apart from the numbers of a batch, which have four, and of an epoch.
+        # Three numbers, where a batch has four and an epoch two: no stream is used twice.
         uniforms = torch.rand(2, CROP_UNIFORMS, generator=_generator(self.seed, self.epoch, index))
         first, second = (_crop(image, views, u) for views, u in zip(self.views, uniforms, strict=True))
         return torch.tensor(index), first, second

@@ -5,6 +5,8 @@ Nothing heavy is imported before the command is known, so that ``fmicl --help`` 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -169,13 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
     """
     try:
-        command = tyro.cli(
-            _COMMANDS,
-            prog="fmicl",
-            description="Contrastive learning with any f-divergence.",
-            args=arguments,
-        )
-        command()
+        _parse(arguments)()
     except (ValueError, OSError) as error:
         return _complain(error, 2)
     except KeyboardInterrupt:
@@ -186,6 +182,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _complain(error, 1)
     return 0
+
+
+def _parse(arguments: Sequence[str] | None) -> Any:
+    """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                _COMMANDS, prog="fmicl", description="Contrastive learning with any f-divergence.", args=arguments
+            )
+    except SystemExit as exit_:
+        # tyro names the field of a dataclass that refused its values by its own inner path, which helps nobody.
+        wrapper = exit_.__context__
+        refused = getattr(wrapper, "__context__", None)
+        if isinstance(refused, ValueError) and isinstance(getattr(wrapper, "arg", None), str):
+            raise ValueError(str(refused)) from None
+        sys.stderr.write(said.getvalue())
+        raise
 
 
 def _complain(error: Exception, code: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fmicl.data import FileSamples, load_images, plain_batches
+from fmicl.data import find_images, plain_batches
 from fmicl.evaluation import extract_features
 from fmicl.runs import EncoderConfig, load_encoder, open_run
 
 FORMATS = (".parquet", ".npz", ".csv")
+GREY = (0.299, 0.587, 0.114)
+"""Luminance of red, green and blue (ITU-R 601), as in torchvision."""
 
 
 def embed_folder(
@@ -62,23 +65,36 @@ def embed_folder(
     config = EncoderConfig.read(open_run(run))
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     encoder = load_encoder(run).to(target)
-    # With no memory to fill, the samples stay files, and files have names.
-    splits = load_images("images", folder, size=config.size, memory_limit=0)
-    samples = splits.pretrain
-    assert isinstance(samples, FileSamples)
-    batches = plain_batches(
-        FileSamples(samples.paths),
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*and are skipped")  # they are returned
+        samples, skipped = find_images(folder)
+    plain = plain_batches(
+        samples,
         size=config.size,
-        mean=config.mean,
-        std=config.std,
+        mean=(0.0,) * 3,
+        std=(1.0,) * 3,
         batch_size=batch_size,
         device=target,
         workers=workers,
     )
-    vectors = extract_features(encoder, batches, target)[0].cpu()
+    vectors = extract_features(encoder, ((normalise(images, config), None) for images, _ in plain), target)[0].cpu()
     paths = [path.relative_to(folder).as_posix() for path in samples.paths]
     write_table(output, paths, vectors)
-    return len(paths), tuple(str(skipped) for skipped in splits.skipped)
+    return len(paths), tuple(str(line) for line in skipped)
+
+
+def normalise(images: Tensor, config: EncoderConfig) -> Tensor:
+    """Colour images (N, 3, H, W) in [0, 1] as an encoder wants them: grey if it was trained on one channel.
+
+    Example:
+        >>> config = EncoderConfig("small_conv", 8, 1, 256, (0.5,), (0.5,), {})
+        >>> normalise(torch.ones(1, 3, 1, 1), config).flatten()
+        tensor([1.])
+    """
+    if config.channels == 1:
+        images = images.mul(images.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
+    mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (config.mean, config.std))
+    return (images - mean) / std
 
 
 def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:

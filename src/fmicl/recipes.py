@@ -42,6 +42,10 @@ class Recipe:
     """The folder that holds the data (digits needs none)."""
     download: bool = False
     """Fetch the data into --data-dir first, where torchvision offers it."""
+    checksum: bool = True
+    """Check that CIFAR-10 and STL-10 are the official files; without, a part of them will do."""
+    memory_gib: float = 4.0
+    """Folders of images up to this size, once resized, are held in memory; larger ones are decoded as they go."""
     validation: float = 0.0
     """Hold out this share of the labelled training data and evaluate on it, not on the test data: for tuning."""
     views: Views = field(default_factory=Views)
@@ -136,7 +140,7 @@ class Recipe:
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto: on a GPU."""
     sync_batchnorm: bool = True
-    """Batch normalisation over all processes."""
+    """Batch normalisation over all GPUs together."""
     workers: int = 8
     """Processes that decode images, for data that doesn't fit into memory."""
     checkpoint_minutes: float = 10.0
@@ -166,7 +170,15 @@ class Recipe:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"{name} must be positive, but it is {value}")
-        for name in ("weight_decay", "warmup_epochs", "clip", "monitor_every", "workers", "checkpoint_steps"):
+        for name in (
+            "weight_decay",
+            "warmup_epochs",
+            "clip",
+            "monitor_every",
+            "workers",
+            "checkpoint_steps",
+            "memory_gib",
+        ):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{name} must not be negative, but it is {value}")

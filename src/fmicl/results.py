@@ -54,18 +54,12 @@ def evaluate_run(
     """
     run = open_run(run.path if isinstance(run, Run) else run)
     recipe = read_recipe(run)[1]
-    changes: dict[str, Any] = {"data_dir": data_dir, "workers": workers}
+    changes: dict[str, Any] = {"data_dir": data_dir, "workers": workers, "download": False}
     recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     encoder, projection = load_encoder(run.path).to(device), load_projection(run).to(device)
     if splits is None:
-        splits = load_images(
-            recipe.dataset,
-            recipe.data_dir,
-            size=recipe.views.size,
-            validation=recipe.validation,
-            seed=recipe.seed,
-        )
+        splits = load_splits(recipe)
     results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
@@ -88,6 +82,20 @@ def evaluate_run(
     _write_whole(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results
+
+
+def load_splits(recipe: Recipe) -> Splits:
+    """The data of a recipe."""
+    return load_images(
+        recipe.dataset,
+        recipe.data_dir,
+        size=recipe.views.size,
+        download=recipe.download,
+        validation=recipe.validation,
+        seed=recipe.seed,
+        memory_limit=round(recipe.memory_gib * 2**30),
+        checksum=recipe.checksum,
+    )
 
 
 def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callable[[nn.Module], float] | None:

@@ -23,17 +23,17 @@ from torch import nn
 import fmicl
 from fmicl import theory
 from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
-from fmicl.data import Splits, ViewStream, load_images
+from fmicl.data import Splits, ViewStream
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder
 from fmicl.progress import Progress
 from fmicl.recipes import Recipe
-from fmicl.results import evaluate_run, knn_monitor
+from fmicl.results import evaluate_run, knn_monitor, load_splits
 from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, read_recipe, write_settings
 from fmicl.similarities import Gaussian
 
 MACHINE = frozenset(
-    ("data_dir", "download", "device", "devices", "precision", "compile", "workers", "checkpoint_minutes",
+    ("data_dir", "download", "checksum", "memory_gib", "device", "devices", "precision", "compile", "workers", "checkpoint_minutes",
      "checkpoint_steps")
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where it runs, not what it computes."""
@@ -83,18 +83,6 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
 
     write_report(run.path)
     return run
-
-
-def load_splits(recipe: Recipe) -> Splits:
-    """The data of a recipe."""
-    return load_images(
-        recipe.dataset,
-        recipe.data_dir,
-        size=recipe.views.size,
-        download=recipe.download,
-        validation=recipe.validation,
-        seed=recipe.seed,
-    )
 
 
 def build_recipe_encoder(recipe: Recipe) -> nn.Module:
@@ -314,7 +302,7 @@ def _fit(
         max_epochs=1,  # one long pass: see fmicl.callbacks
         accumulate_grad_batches=recipe.accumulate,
         gradient_clip_val=recipe.clip or None,
-        sync_batchnorm=several and recipe.sync_batchnorm,
+        sync_batchnorm=several and recipe.sync_batchnorm and device.type == "cuda",  # torch has none for CPUs
         use_distributed_sampler=False,
         callbacks=callbacks,
         logger=False,
@@ -381,6 +369,7 @@ def _quiet_lightning() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
+            warnings.filterwarnings("ignore", message=".*and are skipped")  # they are listed by _report_skipped
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

@@ -20,7 +20,7 @@ class MoCo(MomentumMethod):
     After He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 2020. With ``InfoNCELoss``
     it is MoCo, with ``FMICLLoss("js")`` JS-MICL on MoCo. The queue is a buffer, so it is part of a checkpoint; on
     several processes each one enqueues the keys of all, in rank order, so that all hold the same queue. In place of
-    MoCo's shuffled batch normalisation, batch statistics span all processes (``sync_batchnorm``).
+    MoCo's shuffled batch normalisation, batch statistics span all GPUs (``sync_batchnorm``).
 
     Args:
         encoder: as in :class:`fmicl.methods.Method`, and the others alike.

@@ -1,0 +1,183 @@
+"""The command line: it answers at once, lists each recipe, takes each field, and complains in one message."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from fmicl import cli
+from fmicl.recipes import RECIPES, Recipe
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-m", "fmicl.cli", *arguments], capture_output=True, text=True, timeout=120, env=environment
+    )
+
+
+def parse(*arguments: str) -> Any:
+    return tyro.cli(cli._COMMANDS, args=arguments)
+
+
+def test_help_answers_within_half_a_second() -> None:
+    times = []
+    for _ in range(3):  # the machine may be busy with something else once
+        start = time.perf_counter()
+        done = run("--help")
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0
+    assert min(times) < 0.5
+    assert all(command in done.stdout for command in ("train", "evaluate", "embed", "report"))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    script = (
+        "import sys, fmicl.cli, fmicl.recipes; "
+        "print([name for name in ('torch', 'lightning', 'timm', 'sklearn', 'matplotlib', 'numpy') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_train_help_lists_each_recipe_with_its_sentence() -> None:
+    text = " ".join(run("train", "--help").stdout.replace("│", " ").split())
+    for entry in RECIPES.values():
+        assert f"{entry.name} {entry.sentence}" in text
+        assert entry.sentence.endswith(".")
+
+
+def test_every_field_of_a_recipe_is_an_option() -> None:
+    text = run("train", "cifar10", "--help").stdout
+    fields = [f.name for f in dataclasses.fields(Recipe) if f.name != "views"]
+    fields += [f.name for f in dataclasses.fields(RECIPES["cifar10"].recipe.views)]
+    for name in fields:
+        assert f"--{name.replace('_', '-')}" in text, name
+
+
+def test_options_override_the_recipe() -> None:
+    command = parse(
+        *[
+            "train",
+            "cifar10",
+            "--divergence",
+            "js",
+            "--epochs",
+            "200",
+            "--data-dir",
+            "DIR",
+            "--method",
+            "moco",
+            "--objective",
+            "infonce",
+        ],
+        *[
+            "--encoder",
+            "resnet50",
+            "--size",
+            "64",
+            "--crop-scale",
+            "0.1",
+            "0.9",
+            "--mu",
+            "normalised",
+            "--resume",
+            "--out",
+            "RUN",
+        ],
+    ).command
+    recipe = RECIPES["cifar10"].recipe
+    assert command.recipe == dataclasses.replace(
+        recipe, divergence="js", epochs=200, data_dir=Path("DIR"), method="moco", objective="infonce",
+        encoder="resnet50", mu="normalised", views=dataclasses.replace(recipe.views, size=64, crop_scale=(0.1, 0.9)),
+    )  # fmt: skip
+    assert (command.name, command.out, command.resume) == ("cifar10", Path("RUN"), True)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_without_options_is_itself(name: str) -> None:
+    command = parse("train", name).command
+    assert command.recipe == RECIPES[name].recipe
+    assert command.name == name
+
+
+def test_embed_takes_a_short_o() -> None:
+    command = parse("embed", "RUN", "photos", "-o", "x.npz")
+    assert (command.run, command.folder, command.output) == (Path("RUN"), Path("photos"), Path("x.npz"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "digits", "--epochs", "0"], "epochs must be positive, but it is 0"),
+        (["train", "digits", "--flip", "2"], "flip is a probability"),
+        (["train", "cifar10"], "--data-dir"),
+        (["train", "cifar10", "--data-dir", "/nowhere"], "there is no folder /nowhere"),
+        (["train", "digits", "--encoder", "resnet_18"], "did you mean resnet18"),
+        (["train", "digits", "--divergence", "kll"], "kl"),
+        (["evaluate", "/nowhere"], "there is no run folder /nowhere"),
+        (["report", "/nowhere"], "there is no run folder /nowhere"),
+        (["embed", "/nowhere", "/", "-o", "x.csv"], "there is no run folder /nowhere"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_two(
+    arguments: list[str],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.startswith("fmicl: error: ")
+    assert "Traceback" not in error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("arguments", [["train", "digitz"], ["train", "digits", "--epochs", "x"], ["nothing"]])
+def test_what_cannot_be_parsed_is_exit_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        cli.main(arguments)
+    assert exit_code.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_broken_number_is_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from fmicl.callbacks import NonFiniteError
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise NonFiniteError("the loss is nan at batch 7")
+
+    monkeypatch.setattr("fmicl.training.train", broken)
+    assert cli.main(["train", "digits"]) == 1
+    assert capsys.readouterr().err == "fmicl: error: the loss is nan at batch 7\n"
+
+
+def test_train_evaluate_report_embed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(tmp_path / "run")
+    options = ["--epochs", "1", "--device", "cpu", "--hidden", "32", "--monitor-every", "0", "--out", folder]
+    assert cli.main(["train", "digits", *options]) == 0
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("raw pixels", "untrained encoder", "trained, epoch 1", "k-NN (k=20)"))
+    assert shown.rstrip().endswith(f"page: {folder}/report.html")
+    assert cli.main(["train", "digits", *options]) == 2
+    assert "never overwrites" in capsys.readouterr().err
+    assert cli.main(["train", "digits", *options, "--resume"]) == 0
+    assert "has ended already" in capsys.readouterr().out
+    page = tmp_path / "run" / "report.html"
+    page.unlink()
+    assert cli.main(["report", folder]) == 0
+    assert page.exists()
+    (tmp_path / "photos").mkdir()
+    output = tmp_path / "x.csv"
+    assert cli.main(["embed", folder, str(tmp_path / "photos"), "-o", str(output)]) == 2
+    assert not output.exists()

@@ -1,0 +1,75 @@
+"""The recipes say what the paper's table of settings says, and wrong numbers are refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from fmicl.recipes import RECIPES, Recipe, recipe
+
+TABLE = {  # encoder, batch, d, lr, gamma, alpha, epochs, k, method
+    "cifar10": ("resnet18", 512, 512, 0.1, 1, 40, 800, 200, "simclr"),
+    "stl10": ("resnet50", 64, 512, 0.1, 1, 40, 800, 200, "simclr"),
+    "tinyimagenet": ("resnet50", 256, 512, 0.1, 1, 40, 800, 200, "simclr"),
+    "imagenet": ("vit_small_patch16_224", 1024, 512, 1.5e-4 * 1024 / 256, 1, 40, 1000, None, "mocov3"),
+    "images": (None, 256, 512, 0.1, 1, 40, 200, 20, "simclr"),
+    "digits": ("small_conv", 256, 64, None, 1, None, None, 20, "simclr"),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_table_of_settings(name: str) -> None:
+    r = RECIPES[name].recipe
+    assert r.mu == 1
+    found = (r.encoder, r.batch_size, r.dim, r.peak_learning_rate, r.gamma, r.alpha, r.epochs, r.k, r.method)
+    for value, expected in zip(found, TABLE[name], strict=True):
+        if expected is not None:
+            assert value == (pytest.approx(expected) if isinstance(expected, float) else expected)
+
+
+def test_all_recipes_are_in_the_table() -> None:
+    assert set(TABLE) == set(RECIPES)
+
+
+def test_imagenet_takes_adamw_and_two_families_of_views() -> None:
+    r = RECIPES["imagenet"].recipe
+    assert r.optimizer == "adamw"
+    first, second = r.view_pair
+    assert (first.blur, first.solarise, second.blur, second.solarise) == (1.0, 0.0, 0.1, 0.2)
+    assert dataclasses.replace(second, blur=first.blur, solarise=first.solarise) == first
+    one, other = RECIPES["cifar10"].recipe.view_pair
+    assert one == other
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_json_is_the_way_there_and_back(name: str) -> None:
+    r = RECIPES[name].recipe
+    assert Recipe.from_json(json.loads(json.dumps(r.to_json()))) == r
+
+
+def test_json_from_another_version_is_refused() -> None:
+    settings = RECIPES["digits"].recipe.to_json() | {"colour": "red"}
+    with pytest.raises(ValueError, match="colour"):
+        Recipe.from_json(settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alpha", 0), ("gamma", -1.0), ("mu", 0), ("epochs", 0), ("batch_size", -5), ("dim", 0), ("depth", 0),
+        ("learning_rate", float("nan")), ("weight_decay", -1), ("validation", 1.0), ("second_blur", 1.5),
+        ("encoder_momentum", 2), ("checkpoint_minutes", 0), ("memory_gib", -1), ("temperature", float("inf")),
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(RECIPES["cifar10"].recipe, **{field: value})
+
+
+def test_unknown_recipe_names_the_near_ones() -> None:
+    assert recipe("digits") is RECIPES["digits"].recipe
+    with pytest.raises(ValueError, match="did you mean cifar10"):
+        recipe("cifar")

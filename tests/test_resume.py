@@ -1,0 +1,181 @@
+"""A run that was cut off ends with the same bits: real processes are killed, at moments of their own choosing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fmicl import runs, training
+from fmicl.callbacks import Checkpoints
+from fmicl.methods import METHODS
+from fmicl.training import train
+from test_training import digits
+
+
+@pytest.fixture(autouse=True)
+def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "evaluate_run", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Exported files to the byte; the whole state, optimiser and queue included; and the record but for its times."""
+    for name in ("encoder.safetensors", "projection.safetensors", "encoder.json"):
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    a, b = (runs.load_checkpoint(runs.Run(path).checkpoint) for path in (one, other))
+    assert a["batches"] == b["batches"]
+    _assert_equal(a["method"], b["method"])
+    _assert_equal(a["optimizer"], b["optimizer"])
+    for row, twin in zip(a["record"]["rows"], b["record"]["rows"], strict=True):
+        assert {k: v for k, v in row.items() if k != "seconds"} == {k: v for k, v in twin.items() if k != "seconds"}
+
+
+def _assert_equal(a: Any, b: Any) -> None:
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            _assert_equal(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            _assert_equal(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_and_resumed_run_is_bit_identical(method: Any, tmp_path: Path) -> None:
+    changes = {"method": method, "epochs": 3, "batch_size": 64, "checkpoint_steps": 2, "monitor_every": 1, "queue": 100}
+    recipe = digits(**changes)
+    whole = train(recipe, out=tmp_path / "whole")
+    assert whole is not None
+    # The same run in a process of its own, which is killed in the middle of an epoch.
+    script = (
+        "import sys; from test_training import digits; from fmicl.training import train; from pathlib import Path; "
+    )
+    script += f"train(digits(**{changes!r}), out=Path(sys.argv[1]))"
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "cut")], env=environment, stdout=subprocess.DEVNULL
+    )
+    checkpoint = runs.Run(tmp_path / "cut").checkpoint
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists():
+        assert process.poll() is None, "the run ended without a checkpoint"
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    batches = runs.load_checkpoint(checkpoint)["batches"]
+    assert 0 < batches < 3 * 21
+    assert not (tmp_path / "cut" / "encoder.safetensors").exists()
+    resumed = train(recipe, out=tmp_path / "cut", resume=True)
+    assert resumed is not None
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+class Cut(Exception):  # noqa: N818 (not an error: the test's way of pulling the plug)
+    pass
+
+
+CUTS = [
+    ("simclr", 1, 4, 1),  # before the first checkpoint
+    ("simclr", 4, 1, 1),  # in the middle of an epoch
+    ("simclr", 5, 1, 1),  # at its end
+    ("moco", 7, 3, 1),  # some batches after the last checkpoint
+    ("moco", 7, 1, 2),  # with gradients half accumulated
+    ("simclr", 9, 2, 3),  # where accumulation goes across the end of an epoch
+    ("simclr", 15, 1, 1),  # after the last batch, before the export
+]
+
+
+@pytest.mark.parametrize(("method", "after", "steps", "accumulate"), CUTS)
+def test_cut_anywhere(
+    method: Any, after: int, steps: int, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = digits(
+        method=method, epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
+        learning_rate=1e-3,
+    )  # fmt: skip
+    train(recipe, out=tmp_path / "whole")
+    original = Checkpoints.on_train_batch_end
+
+    def cut(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
+        original(self, trainer, module, *rest)
+        if module.batches == after:
+            raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_train_batch_end", cut)
+        with pytest.raises(Cut):
+            train(recipe, out=tmp_path / "cut")
+    train(recipe, out=tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = training.build_encoder
+
+    def noisy(*args: Any, **options: Any) -> torch.nn.Module:
+        encoder: Any = build(*args, **options)
+        encoder.body.append(torch.nn.Dropout(0.5))
+        return encoder
+
+    monkeypatch.setattr(training, "build_encoder", noisy)
+    test_cut_anywhere("simclr", 7, 3, 1, tmp_path, monkeypatch)
+
+
+def test_resume_refuses_other_settings_and_takes_another_machine(tmp_path: Path) -> None:
+    train(digits(epochs=1), out=tmp_path / "run")
+    with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):
+        train(digits(epochs=2, seed=1), out=tmp_path / "run", resume=True)
+    assert train(digits(epochs=1, workers=1, checkpoint_minutes=3), out=tmp_path / "run", resume=True) is not None
+
+
+def test_resume_starts_where_nothing_is_there_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = train(digits(epochs=1), name="digits", resume=True)
+    assert run is not None
+    assert run.path == Path("runs/digits-001")
+    again = train(digits(epochs=1), name="digits", resume=True)
+    assert again is not None
+    assert again.path == run.path
+    other = train(digits(epochs=1), name="digits")
+    assert other is not None
+    assert other.path == Path("runs/digits-002")
+
+
+def test_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
+    run = train(digits(epochs=1), out=tmp_path / "run")
+    assert run is not None
+    run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"last\.ckpt can't be read"):
+        train(digits(epochs=1), out=tmp_path / "run", resume=True)
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    target = tmp_path / "last.ckpt"
+    runs.save_checkpoint(target, {"batches": 1})
+
+    def half(path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs.write_whole(target, half)
+    assert runs.load_checkpoint(target) == {"batches": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]

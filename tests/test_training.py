@@ -1,0 +1,270 @@
+"""Runs from recipe to page: every recipe, every method with every objective, and what stops a run."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from fmicl import runs, training
+from fmicl.callbacks import Guard, NonFiniteError, Recorder
+from fmicl.embedding import embed_folder
+from fmicl.methods import METHODS
+from fmicl.recipes import RECIPES, Recipe
+from fmicl.results import evaluate_run
+from fmicl.training import train
+from image_sets import make
+
+# What makes each recipe small enough for a test: little data, and a narrower head and a smaller sibling of its encoder.
+SMALL: dict[str, dict[str, Any]] = {
+    "digits": {"batch_size": 256},
+    "cifar10": {"batch_size": 30},
+    "stl10": {"batch_size": 12, "encoder": "resnet18", "size": 64},
+    "tinyimagenet": {"batch_size": 6, "encoder": "resnet18"},
+    "imagenet": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 2, "size": 32, "memory_gib": 0.0},
+    "images": {"batch_size": 4, "size": 32},
+}
+
+
+def small(name: str, folder: Path | None, **changes: Any) -> Recipe:
+    """A recipe for a few steps on a small data set."""
+    recipe = RECIPES[name].recipe
+    settings = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
+    settings |= SMALL[name] | changes
+    size = settings.pop("size", recipe.views.size)
+    views = dataclasses.replace(recipe.views, size=size)
+    return dataclasses.replace(recipe, data_dir=folder, views=views, **settings)
+
+
+def digits(**changes: Any) -> Recipe:
+    return small("digits", None, **{"baselines": False, "monitor_every": 0, **changes})
+
+
+@pytest.fixture
+def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave evaluation and page out where a test is not about them."""
+    monkeypatch.setattr(training, "evaluate_run", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_runs_on_data_in_its_real_form(name: str, tmp_path: Path) -> None:
+    folder = make(name, tmp_path)
+    run = train(small(name, folder, monitor_every=1), name=name, out=tmp_path / "run")
+    assert run is not None
+    results = json.loads(run.results.read_text())
+    assert 0 <= results["knn"] <= 100
+    assert 0 <= results["linear"] <= 100
+    assert results["epoch"] == 2
+    assert results["split"] in {"test", "val", "held-out"}
+    assert ("raw_pixels" in results) == ("untrained" in results) == (name == "digits")
+    rows = list(csv.DictReader(run.metrics.open()))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert all(float(row["knn"]) >= 0 and float(row["effective_rank"]) >= 1 for row in rows)
+    assert {path.name for path in (run.path / "figures").iterdir()} >= {"loss.png", "distances.png", "neighbours.png"}
+    assert run.report.stat().st_size > 1000
+    assert any(run.tensorboard.iterdir())
+    settings = json.loads(run.settings.read_text())
+    assert settings["recipe"] == name
+    assert Recipe.from_json(settings["settings"]).encoder == SMALL[name].get("encoder", RECIPES[name].recipe.encoder)
+
+
+@pytest.mark.parametrize("objective", ["fmicl", "infonce", "align_uniform", "spectral"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("only_training")
+def test_each_method_trains_two_steps_with_each_objective(method: Any, objective: Any, tmp_path: Path) -> None:
+    recipe = digits(method=method, objective=objective, divergence="js", epochs=1, batch_size=512, queue=600)
+    before = training.build_recipe_encoder(recipe)
+    run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    (row,) = csv.DictReader(run.metrics.open())
+    assert row["step"] == "2"
+    assert float(row["loss"]) == pytest.approx(float(row["loss"]))
+    assert (row["loss_alignment"] != "") == (objective == "fmicl")
+    after = runs.load_encoder(run.path)
+    assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_the_encoder_comes_back_without_pickle(tmp_path: Path) -> None:
+    run = train(digits(epochs=1), out=tmp_path / "run")
+    assert run is not None
+    state = runs.load_checkpoint(run.checkpoint)["method"]
+    encoder = runs.load_encoder(run.path)
+    assert not encoder.training
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, state[f"encoder.{name}"])
+    assert encoder(torch.zeros(3, 1, 8, 8)).shape == (3, json.loads(run.encoder_config.read_text())["features"])
+    again = evaluate_run(run)
+    assert again == json.loads(run.results.read_text())
+    assert not (run.path / "results-1.json").exists()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_untrained_in_the_results_is_what_training_started_from(tmp_path: Path) -> None:
+    run = train(digits(epochs=1, learning_rate=1e-30, weight_decay=0.0), out=tmp_path / "run")
+    assert run is not None
+    torch.manual_seed(0)
+    start = training.build_recipe_encoder(digits())
+    for old, new in zip(start.parameters(), runs.load_encoder(run.path).parameters(), strict=True):
+        torch.testing.assert_close(old, new, rtol=0, atol=1e-25)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
+    run = train(digits(epochs=2, batch_size=256, accumulate=5), out=tmp_path / "run")
+    assert run is not None
+    rows = list(csv.DictReader(run.metrics.open()))
+    assert [row["step"] for row in rows] == ["1", "2"]
+    # the loss in the record is the mean over batches, not a share of it
+    other = train(digits(epochs=2, batch_size=256, learning_rate=1e-30), out=tmp_path / "other")
+    assert other is not None
+    reference = list(csv.DictReader(other.metrics.open()))
+    assert float(rows[0]["loss"]) == pytest.approx(float(reference[0]["loss"]), rel=1e-5)
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    """Through Lightning's own launcher; the page is written once, and the weights follow from the seed."""
+    command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--devices", "2"]
+    command += ["--method", "moco", "--epochs", "1", "--hidden", "32", "--no-baselines", "--out", str(tmp_path / "run")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    run = runs.Run(tmp_path / "run")
+    assert run.finished
+    queue = runs.load_checkpoint(run.checkpoint)["method"]["queue"]
+    torch.testing.assert_close(queue.norm(dim=1), torch.ones(len(queue)))
+    assert int(runs.load_checkpoint(run.checkpoint)["method"]["queue_position"]) == 5 * 256
+    assert done.stdout.count("run folder") == 1
+
+
+class Breaks(nn.Module):
+    """An objective that is not finite from its third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return (x - y).square().sum() * (float("nan") if self.calls > 2 else 1e-6)
+
+    def extra_repr(self) -> str:
+        return "alpha=40"
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "build_objective", lambda _: Breaks())
+    with pytest.raises(NonFiniteError, match=r"batch 3; objective: SimCLR with Breaks\(alpha=40\).*--learning-rate"):
+        train(digits(checkpoint_steps=1), out=tmp_path / "run")
+    state = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)
+    assert state["batches"] == 2
+    assert all(bool(value.isfinite().all()) for value in state["method"].values())
+
+
+def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "look", lambda _: None)  # as if the loss had been finite
+    monkeypatch.setattr(training, "build_objective", lambda _: Breaks())
+    with pytest.raises(NonFiniteError, match="a weight is not finite"):
+        train(digits(checkpoint_steps=1), out=tmp_path / "run")
+    assert runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"] == 2
+
+
+def test_collapse_is_warned_of_once_with_the_certificate() -> None:
+    said: list[str] = []
+    recipe = digits(divergence="reverse_kl")
+    recorder = Recorder(
+        None, 5, monitor=None, monitor_every=0, certificate=training.certificate(recipe), say=said.append
+    )
+    for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
+        recorder._warn_of_collapse(rank, 1)
+    assert len(said) == 2
+    assert "effective rank is 1.10" in said[0]
+    assert "reverse_kl is convex but not strictly so" in said[0]
+    assert training.certificate(digits(divergence="js")) == ""
+    assert "not convex" in training.certificate(digits(divergence="vlc", mu=2.5))
+
+
+@pytest.mark.usefixtures("only_training")
+def test_collapse_is_seen_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(digits(alpha=1e-6, learning_rate=1.0, epochs=8), out=tmp_path / "run")
+    assert "have collapsed" in capsys.readouterr().out
+
+
+def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note").write_text("keep")
+    with pytest.raises(FileExistsError, match="never overwrites"):
+        train(digits(epochs=1), out=Path("mine"))
+    with pytest.raises(ValueError, match="not a run to resume"):
+        train(digits(epochs=1), out=Path("mine"), resume=True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note"]
+    assert [runs.new_run("digits").path.as_posix() for _ in range(2)] == ["runs/digits-001", "runs/digits-002"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"encoder": "resnet_18"}, "did you mean"),
+        ({"divergence": "jss"}, "js"),
+        ({"batch_size": 5000}, "batch"),
+        ({"method": "moco", "queue": 10}, "must hold at least one batch"),
+        ({"device": "cuda"}, "this machine has none"),
+    ],
+)
+def test_wrong_settings_are_found_before_a_folder_is_made(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(ValueError, match=match):
+        train(digits(**changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("only_training")
+def test_embed_writes_the_same_vectors_in_three_formats(tmp_path: Path) -> None:
+    import numpy as np
+    import pyarrow.parquet
+
+    folder = make("images", tmp_path)
+    assert folder is not None
+    (folder / "broken.png").write_bytes(b"not an image")
+    run = train(digits(epochs=1), out=tmp_path / "run")
+    assert run is not None
+    outputs = [tmp_path / f"vectors{suffix}" for suffix in (".parquet", ".npz", ".csv")]
+    for output in outputs:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            count, skipped = embed_folder(run.path, folder, output, device="cpu", workers=0)
+        assert count == 12
+        assert len(skipped) == 1
+        assert "broken.png" in skipped[0]
+    table = pyarrow.parquet.read_table(outputs[0])
+    arrays = np.load(outputs[1])
+    with outputs[2].open() as file:
+        rows = list(csv.reader(file))[1:]
+    assert table["path"].to_pylist() == arrays["paths"].tolist() == [row[0] for row in rows]
+    assert "a/0.png" in arrays["paths"]
+    vectors = np.array(table["embedding"].to_pylist(), dtype=np.float32)
+    assert np.array_equal(vectors, arrays["embeddings"])
+    assert np.allclose(vectors, np.array([row[1:] for row in rows], dtype=np.float32))
+    grey = Image.open(folder / "a" / "0.png").convert("L").resize((9, 9), Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.asarray(grey)[:8, :8] / 255.0).float()
+    view = RECIPES["digits"].recipe.views
+    expected = runs.load_encoder(run.path)(((pixels - view.mean[0]) / view.std[0]).view(1, 1, 8, 8))
+    got = torch.from_numpy(vectors[arrays["paths"].tolist().index("a/0.png")])
+    assert nn.functional.cosine_similarity(expected[0], got, dim=0) > 0.95  # resizing before or after the grey differs
+    with pytest.raises(FileExistsError, match="not overwritten"):
+        embed_folder(run.path, folder, outputs[0], device="cpu", workers=0)
+    with pytest.raises(ValueError, match=r"\.parquet, \.npz, \.csv"):
+        embed_folder(run.path, folder, tmp_path / "x.txt", device="cpu", workers=0)

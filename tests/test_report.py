@@ -220,6 +220,13 @@ def test_pieces_of_another_shape_are_named_and_left_out(run: Path) -> None:
     assert "not finite" in text
 
 
+def test_a_run_on_data_without_labels_says_why_it_has_no_accuracies(run: Path) -> None:
+    (run / "results.json").write_text('{"knn": null, "linear": null, "split": null, "epoch": 9, "alignment": 0.5}')
+    text = text_of(write_report(run))
+    assert "after epoch 9, without accuracies: these need labels" in text
+    assert "Alignment 0.5" in text
+
+
 def test_a_results_file_that_is_a_list_is_named(run: Path) -> None:
     (run / "results.json").write_text("[1, 2]")
     assert "results.json holds a list" in text_of(write_report(run))

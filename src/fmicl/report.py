@@ -176,6 +176,8 @@ def _results(results: Mapping[str, Any]) -> str:
         for key in _EXPLAINED
         if is_number(results.get(key))
     )
+    if results.get("knn") is None and results.get("linear") is None:
+        where += ", without accuracies: these need labels" if where else "No accuracies: these need labels"
     rivals = [key for key in ("untrained", "raw_pixels") if isinstance(results.get(key), dict)]
     beside = _comparison(results, rivals) if rivals else ""
     told = {"knn", "linear", "split", "epoch", "k", *_EXPLAINED, *rivals}

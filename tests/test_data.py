@@ -476,6 +476,13 @@ def test_damage_that_only_decoding_finds_is_found_for_images_in_memory(tmp_path:
     assert len(splits.pretrain) + len(splits.test or ()) == 119
 
 
+def test_photos_in_a_format_that_cannot_be_read_are_not_passed_over(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.jpg")
+    (tmp_path / "b.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    with pytest.raises(ValueError, match=r"1 of the 2 images(.|\n)*b\.HEIC.*convert it to JPEG or PNG"):
+        load_images("images", tmp_path, size=32)
+
+
 def test_too_many_damaged_images_are_an_error(tmp_path: Path) -> None:
     make_classes(tmp_path, {"a": 60, "b": 60})
     for i in range(20):

@@ -28,8 +28,9 @@ __all__ = [
     "to_tensor",
 ]
 
+# Also those that Pillow reads only with a plugin: better an error or a warning than photos that are passed over.
 EXTENSIONS = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".avif")
+    ".jpg .jpeg .jpe .jp2 .png .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .heic .heif .jxl".split()
 )
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # the last bytes of a file that is all there
 _Item = TypeVar("_Item")
@@ -171,5 +172,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
     if type(error).__name__ == "UnidentifiedImageError":
-        return "not an image, or of an unknown format"
+        return "not an image, or of a format that Pillow can't read; convert it to JPEG or PNG"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -148,7 +148,7 @@ class ViewStream:
         assert isinstance(self.samples, FileSamples)
         order = self._order(epoch)
         dataset = _FileViews(self.samples, self.views, self.seed, epoch)
-        loader = _loader(dataset, order[start:].tolist(), self.workers, self.device)
+        loader = _load(dataset, order[start:].tolist(), self.workers, self.device)
         for batch, (index, *crops) in enumerate(loader, start):
             generator = _generator(self.seed, epoch, batch, self.rank)
             made = []
@@ -218,7 +218,7 @@ def _plain_images(
     starts = range(0, len(index), batch_size)
     if isinstance(samples, FileSamples):
         chunks = [list(index[start : start + batch_size]) for start in starts]
-        loader = _loader(_PlainFiles(samples, size), chunks, workers, device)
+        loader = _load(_PlainFiles(samples, size), chunks, workers, device)
         for start, images in zip(starts, loader, strict=True):
             yield start, images.to(device, non_blocking=True)
         return
@@ -303,14 +303,21 @@ def _crop(image: Image.Image, views: Views, uniforms: Tensor) -> Tensor:
     return to_tensor(crop)
 
 
-def _loader(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: torch.device) -> DataLoader[Any]:
-    return DataLoader(
+def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: torch.device) -> Iterator[Any]:
+    loader = DataLoader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else the loader takes a number from the global one
     )
+    try:
+        yield from loader
+        return
+    except OSError as error:  # from a worker it comes with the worker's whole traceback in front
+        message = str(error).strip().splitlines()[-1].removeprefix("OSError: ")
+    # Out here nothing holds on to the workers any more, and they are gone when the error is seen.
+    raise OSError(message)
 
 
 def _generator(*numbers: int) -> torch.Generator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 
@@ -19,17 +20,17 @@ def make(name: str, root: Path, n: int = 12) -> Path | None:
     return folder
 
 
-def picture(label: int, side: int, rng: np.random.Generator) -> np.ndarray:
+def picture(label: int, side: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Noise around a colour that tells the class."""
     colour = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255]])[label % 3]
     noise = rng.integers(0, 120, (side, side, 3))
-    return (colour * 0.5 + noise).astype(np.uint8)
+    return np.asarray(colour * 0.5 + noise, dtype=np.uint8)
 
 
-def _records(n: int, side: int) -> tuple[np.ndarray, np.ndarray]:
+def _records(n: int, side: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     rng = np.random.default_rng(0)
     labels = np.arange(n) % 3
-    return np.stack([picture(label, side, rng) for label in labels]), labels.astype(np.uint8)
+    return np.stack([picture(int(label), side, rng) for label in labels]), labels.astype(np.uint8)
 
 
 def _cifar10(folder: Path, n: int) -> None:
@@ -52,7 +53,7 @@ def _stl10(folder: Path, n: int) -> None:
             (inner / f"{part}_y.bin").write_bytes((labels + 1).tobytes())
 
 
-def _save(path: Path, image: np.ndarray) -> None:
+def _save(path: Path, image: NDArray[np.uint8]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(path)
 

@@ -16,6 +16,8 @@ import torch
 from fmicl import runs, training
 from fmicl.callbacks import Checkpoints
 from fmicl.methods import METHODS
+from fmicl.models import SmallConv
+from fmicl.recipes import Recipe
 from fmicl.training import train
 from test_training import digits
 
@@ -128,14 +130,15 @@ def test_cut_anywhere(
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = training.build_encoder
+    build = training.build_recipe_encoder
 
-    def noisy(*args: Any, **options: Any) -> torch.nn.Module:
-        encoder: Any = build(*args, **options)
+    def noisy(recipe: Recipe) -> torch.nn.Module:
+        encoder = build(recipe)
+        assert isinstance(encoder, SmallConv)
         encoder.body.append(torch.nn.Dropout(0.5))
         return encoder
 
-    monkeypatch.setattr(training, "build_encoder", noisy)
+    monkeypatch.setattr(training, "build_recipe_encoder", noisy)
     test_cut_anywhere("simclr", 7, 3, 1, tmp_path, monkeypatch)
 
 

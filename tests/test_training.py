@@ -40,7 +40,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def small(name: str, folder: Path | None, **changes: Any) -> Recipe:
     """A recipe for a few steps on a small data set."""
     recipe = RECIPES[name].recipe
-    settings = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
+    settings: dict[str, Any] = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
     settings |= SMALL[name] | changes
     size = settings.pop("size", recipe.views.size)
     views = dataclasses.replace(recipe.views, size=size)

@@ -33,8 +33,10 @@ from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, read_rec
 from fmicl.similarities import Gaussian
 
 MACHINE = frozenset(
-    ("data_dir", "download", "checksum", "memory_gib", "device", "devices", "precision", "compile", "workers", "checkpoint_minutes",
-     "checkpoint_steps")
+    {
+        "data_dir", "download", "checksum", "memory_gib", "device", "devices", "precision", "compile", "workers",
+        "checkpoint_minutes", "checkpoint_steps",
+    }
 )  # fmt: skip
 """Settings that may differ when a run is resumed: they say where it runs, not what it computes."""
 

@@ -30,7 +30,25 @@ __all__ = [
 
 # Also those that Pillow reads only with a plugin: better an error or a warning than photos that are passed over.
 EXTENSIONS = frozenset(
-    ".jpg .jpeg .jpe .jp2 .png .webp .bmp .gif .tif .tiff .ppm .pgm .pbm .avif .heic .heif .jxl".split()
+    [
+        ".jpg",
+        ".jpeg",
+        ".jpe",
+        ".jp2",
+        ".png",
+        ".webp",
+        ".bmp",
+        ".gif",
+        ".tif",
+        ".tiff",
+        ".ppm",
+        ".pgm",
+        ".pbm",
+        ".avif",
+        ".heic",
+        ".heif",
+        ".jxl",
+    ]
 )
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # the last bytes of a file that is all there
 _Item = TypeVar("_Item")

@@ -117,9 +117,7 @@ def test_neighbours_are_those_of_a_full_sort(k: int, chunk: int | None) -> None:
     for row in range(11):
         order = sorted(range(37), key=lambda i: -dot(x[i], q[row]))
         assert found.indices[row].tolist() == order[:k]
-        assert found.similarities[row].tolist() == pytest.approx(
-            [dot(x[i], q[row]) for i in order[:k]], rel=1e-10
-        )
+        assert found.similarities[row].tolist() == pytest.approx([dot(x[i], q[row]) for i in order[:k]], rel=1e-10)
 
 
 @pytest.mark.parametrize("k", [1, 6, 30])

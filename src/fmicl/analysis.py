@@ -74,9 +74,7 @@ def matrix(x: Tensor, name: str) -> Tensor:
         ValueError: if it is not.
     """
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] == 0:
-        raise ValueError(
-            f"{name} should be a non-empty (N, d) tensor with a row per sample; got {tuple(x.shape)}"
-        )
+        raise ValueError(f"{name} should be a non-empty (N, d) tensor with a row per sample; got {tuple(x.shape)}")
     if not x.is_floating_point():
         raise ValueError(f"{name} should be of a float type; got {x.dtype}. Convert it with .float()")
     # The sum is finite only if every entry is, and needs no (N, d) mask; an overflow asks again, exactly.
@@ -95,9 +93,7 @@ def unit_rows(x: Tensor, name: str) -> Tensor:
 
 def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape != y.shape:
-        raise ValueError(
-            f"x and y should be row-aligned pairs; got shapes {tuple(x.shape)} and {tuple(y.shape)}"
-        )
+        raise ValueError(f"x and y should be row-aligned pairs; got shapes {tuple(x.shape)} and {tuple(y.shape)}")
     return unit_rows(x, "x"), unit_rows(y, "y")
 
 
@@ -239,10 +235,7 @@ def pair_distances(x: Tensor, y: Tensor, *, max_negatives: int = 100_000, seed: 
     first, second = first.to(x.device), second.to(x.device)
     # From differences, not 2 - 2 x.y, which loses half the digits of a small distance; in chunks, for memory.
     negative = torch.cat(
-        [
-            (x[i] - x[j]).norm(dim=1)
-            for i, j in zip(torch.split(first, 2**14), torch.split(second, 2**14), strict=True)
-        ]
+        [(x[i] - x[j]).norm(dim=1) for i, j in zip(torch.split(first, 2**14), torch.split(second, 2**14), strict=True)]
     )
     return PairDistances((x - y).norm(dim=1).sort().values, negative.sort().values)
 
@@ -288,9 +281,7 @@ def stream_neighbours(
     base = unit_rows(features, "features")
     query = base if queries is None else unit_rows(queries, "queries").to(base.device, base.dtype)
     if query.shape[1] != base.shape[1]:
-        raise ValueError(
-            f"queries have {query.shape[1]} dimensions, features {base.shape[1]}: they must agree"
-        )
+        raise ValueError(f"queries have {query.shape[1]} dimensions, features {base.shape[1]}: they must agree")
     rows = chunk or (_ROWS_CPU if base.device.type == "cpu" else _ROWS_ACCELERATOR)
     rows = min(rows, query.shape[0])
     # One buffer for all tiles: fresh memory for each would cost the CPU as much as the product itself.
@@ -315,9 +306,7 @@ def stream_neighbours(
         yield slice(start, start + len(part)), Neighbours(best.values, index.gather(1, best.indices))
 
 
-def nearest_neighbours(
-    features: Tensor, queries: Tensor | None, k: int, *, chunk: int | None = None
-) -> Neighbours:
+def nearest_neighbours(features: Tensor, queries: Tensor | None, k: int, *, chunk: int | None = None) -> Neighbours:
     """The k rows of `features` with the largest cosine similarity to each query, nearest first.
 
     Exact, and streaming: similarities exist for one tile of queries and features at a time. Which of several

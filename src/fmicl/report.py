@@ -33,7 +33,7 @@ _CURVES = {
 _EXPLAINED = {
     "alignment": "mean squared distance of positive pairs, 0 to 4",
     "uniformity": "log mean Gaussian potential; lower is more uniform",
-    "effective_rank": "dimensions that the features use",
+    "effective_rank": "dimensions in use; near 1, collapsed",
 }
 _ROWS = 25  # of the metrics table
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
@@ -171,7 +171,7 @@ def _results(results: Mapping[str, Any]) -> str:
         if is_number(results.get(key))
     )
     cards += "".join(
-        f'<div class="card small"><span>{escape(words(key))}</span><strong>{show(results[key])}</strong>'
+        f'<div class="card small"><span>{escape(words(key))}</span><strong>{show(float(f"{results[key]:.3g}"))}</strong>'
         f"<small>{_EXPLAINED[key]}</small></div>"
         for key in _EXPLAINED
         if is_number(results.get(key))

@@ -171,8 +171,8 @@ def _results(results: Mapping[str, Any]) -> str:
         if is_number(results.get(key))
     )
     cards += "".join(
-        f'<div class="card small"><span>{escape(words(key))}</span><strong>{show(float(f"{results[key]:.3g}"))}</strong>'
-        f"<small>{_EXPLAINED[key]}</small></div>"
+        f'<div class="card small"><span>{escape(words(key))}</span>'
+        f"<strong>{show(float(f'{results[key]:.3g}'))}</strong><small>{_EXPLAINED[key]}</small></div>"
         for key in _EXPLAINED
         if is_number(results.get(key))
     )

@@ -425,7 +425,7 @@ class TestRobust:
                 None,
                 r"x must be of a floating-point type, got torch\.int64",
             ),
-            (torch.zeros(4, 0), torch.zeros(4, 0), None, "at least one dimension"),
+            (torch.zeros(4, 0), torch.zeros(4, 0), None, "at least one row and one dimension"),
             (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(5, 2), r"\(5, 2\) for x of shape \(4, 3\)"),
             (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(0, 3), "M > 0"),
             (torch.zeros(4, 3), torch.zeros(4, 3, device="meta"), None, "y is on meta but x is on cpu"),

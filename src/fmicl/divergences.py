@@ -112,6 +112,10 @@ class Divergence(ABC):
         """d penalty / dr = u^2 f''(u) >= 0 at u = e^r."""
         return self._penalty_slope(_real(r))
 
+    def penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once, for sums over many pairs. They may be one tensor, and r may be overwritten."""
+        return self._penalty_and_slope(_real(r))
+
     def activation(self, v: Tensor | float) -> Tensor:
         """Map a free critic value v onto the conjugate's domain, as f-GAN's output activations do.
 
@@ -195,6 +199,9 @@ class Divergence(ABC):
     @abstractmethod
     def _penalty_slope(self, r: Tensor) -> Tensor: ...
 
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        return self._penalty(r), self._penalty_slope(r)
+
 
 @dataclass(frozen=True)
 class KL(Divergence):
@@ -225,6 +232,10 @@ class KL(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r)
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.exp_()
+        return e, e
 
 
 @dataclass(frozen=True)
@@ -321,6 +332,10 @@ class Pearson(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 2 * torch.exp(2 * r)
 
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.mul_(2).exp_()
+        return e - 1, 2 * e
+
 
 @dataclass(frozen=True)
 class SquaredHellinger(Divergence):
@@ -352,6 +367,10 @@ class SquaredHellinger(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r / 2) / 2
 
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.mul_(0.5).exp_()
+        return e - 1, 0.5 * e
+
 
 @dataclass(frozen=True)
 class Neyman(Divergence):
@@ -382,6 +401,10 @@ class Neyman(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 2 * torch.exp(-r)
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.neg_().exp_()
+        return 2 - 2 * e, 2 * e
 
 
 @dataclass(frozen=True)
@@ -415,6 +438,10 @@ class Jeffrey(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r) + 1
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = torch.exp(r)
+        return e - 1 + r, e + 1
 
 
 @dataclass(frozen=True)
@@ -454,6 +481,10 @@ class Tsallis(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return self.order * torch.exp(self.order * r)
 
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.mul_(self.order).exp_()
+        return e + 1 / (self.order - 1), self.order * e
+
 
 @dataclass(frozen=True)
 class VLC(Divergence):
@@ -487,6 +518,10 @@ class VLC(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 8 * torch.sigmoid(-r) * torch.sigmoid(r).square()
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        s = r.neg_().sigmoid_()
+        return 3 + s * (4 * s - 8), 8 * s * (1 - s).square_()
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Literal, NamedTuple, ParamSpec, TypeVar, Unpack
 
 import torch
 from torch import Tensor
 
-from fmicl import kernels
-from fmicl.checks import Negatives, require_mode, require_positive, require_power, require_shift
+from fmicl.checks import Negatives, require_positive, require_power, require_shift
 from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
-from fmicl.kernels import PairFunction
+from fmicl.kernels import Square
+from fmicl.pairs import Options, Pairs, normalise
 from fmicl.shift import ShiftedCritic, optimal_shift
 from fmicl.similarities import Cosine, Gaussian, Similarity
 
@@ -61,19 +61,6 @@ class Terms(NamedTuple):
     uniformity: Tensor
 
 
-class _Block(NamedTuple):
-    """Pairs of rows with columns, without j = i + skip, counted `weight` times (2 for a symmetric pair of blocks)."""
-
-    rows: Tensor
-    columns: Tensor
-    skip: int | None
-    weight: int = 1
-
-    def pairs(self) -> int:
-        skipped = 0 if self.skip is None else len(self.rows)
-        return self.weight * (len(self.rows) * len(self.columns) - skipped)
-
-
 def fmicl_loss(
     x: Tensor,
     y: Tensor,
@@ -85,7 +72,7 @@ def fmicl_loss(
     similarity: str | Similarity = "gaussian",
     negatives: Negatives | Tensor = "anchor",
     shift: Literal["optimal"] | None = None,
-    normalised: bool = False,
+    **options: Unpack[Options],
 ) -> Tensor:
     r"""The f-MICL loss, minus a lower bound of the f-mutual information between the views.
 
@@ -106,7 +93,7 @@ def fmicl_loss(
         similarity: "gaussian", "cosine", or a `Similarity` (then gamma and mu are its own business).
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
         shift: "optimal" maximises the bound over T - v as well (Donsker-Varadhan); None leaves v = 0.
-        normalised: True if x, y and explicit negatives have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Returns:
         The loss, a scalar.
@@ -131,7 +118,7 @@ def fmicl_loss(
             similarity=similarity,
             negatives=negatives,
             shift=shift,
-            normalised=normalised,
+            **options,
         )
     )
 
@@ -167,7 +154,7 @@ def fmicl_terms(
     similarity: str | Similarity = "gaussian",
     negatives: Negatives | Tensor = "anchor",
     shift: Literal["optimal"] | None = None,
-    normalised: bool = False,
+    **options: Unpack[Options],
 ) -> Terms:
     """The two terms of `fmicl_loss`, for logging; same arguments.
 
@@ -181,18 +168,18 @@ def fmicl_terms(
     divergence = make_divergence(divergence)
     require_positive("alpha", alpha)
     require_shift(shift)
-    x, y, explicit = _embeddings(x, y, negatives, normalised)
-    critic = make_similarity(similarity, gamma, mu).critic(divergence, x.shape[1])
-    blocks = _blocks(x, y, negatives, explicit)
-    alignment = -critic.score(critic.pairs(x, y)).mean()
+    similarity = make_similarity(similarity, gamma, mu)
+    pairs = Pairs.prepare(x, y, negatives, **options)
+    critic = similarity.critic(divergence, x.shape[1])
+    alignment = -pairs.mean_of_rows(critic.score(critic.pairs(pairs.x, pairs.y)))
     if shift is None:
-        return Terms(alignment, alpha * _mean(blocks, critic))
+        return Terms(alignment, alpha * pairs.mean(critic))
     if isinstance(divergence, KL):
         # v* = log(alpha E[e^(T-1)]), at which alpha E[f*(T - v*)] = 1
         constant = critic.offset - (1.0 if critic.free else 0.0)
-        return Terms(alignment, math.log(alpha) + constant + 1 + _log_mean_exp(blocks, critic.scale))
-    v = optimal_shift(critic, alpha, lambda function: _mean(blocks, function))
-    return Terms(alignment, v + alpha * _mean(blocks, ShiftedCritic(critic, v)))
+        return Terms(alignment, math.log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale))
+    v = optimal_shift(critic, alpha, pairs.global_mean)
+    return Terms(alignment, v + alpha * pairs.mean(ShiftedCritic(critic, v)))
 
 
 @_in_full_precision
@@ -203,7 +190,7 @@ def infonce_loss(
     temperature: float = 0.5,
     negatives: Negatives | Tensor = "both",
     decoupled: bool = False,
-    normalised: bool = False,
+    **options: Unpack[Options],
 ) -> Tensor:
     r"""InfoNCE: the cross entropy of finding an anchor's own positive among its negatives.
 
@@ -220,7 +207,7 @@ def infonce_loss(
         temperature: tau.
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
         decoupled: leave the positive out of the denominator; the f-MICL paper writes InfoNCE so.
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch
@@ -230,14 +217,10 @@ def infonce_loss(
         tensor(True)
     """
     require_positive("temperature", temperature)
-    x, y, explicit = _embeddings(x, y, negatives, normalised)
+    pairs = Pairs.prepare(x, y, negatives, **options)
     scale = 1 / temperature
-    positive = scale - scale / 2 * (x - y).square().sum(dim=-1)
-    rows: list[Tensor] = []
-    for block in _blocks(x, y, negatives, explicit):
-        rows.append(kernels.row_logsumexp(block.rows, block.columns, scale, block.skip))
-        if block.weight == 2:  # the same pairs seen from the columns
-            rows.append(kernels.row_logsumexp(block.columns, block.rows, scale, block.skip))
+    positive = scale - scale / 2 * (pairs.x - pairs.y).square().sum(dim=-1)
+    rows = pairs.row_logsumexp(scale)
     if isinstance(negatives, str) and negatives == "both":
         within_x, within_y, x_to_y, y_to_x = rows
         others = torch.cat([torch.logaddexp(within_x, x_to_y), torch.logaddexp(within_y, y_to_x)])
@@ -245,7 +228,7 @@ def infonce_loss(
     else:
         (others,) = rows
     denominator = others if decoupled else torch.logaddexp(positive, others)
-    return (denominator - positive).mean()
+    return pairs.mean_of_rows(denominator - positive)
 
 
 @_in_full_precision
@@ -257,7 +240,7 @@ def align_uniform_loss(
     power: float = 2.0,
     weight: float = 1.0,
     negatives: Negatives | Tensor = "anchor",
-    normalised: bool = False,
+    **options: Unpack[Options],
 ) -> Tensor:
     r"""Alignment and uniformity (Wang and Isola, 2020).
 
@@ -274,7 +257,7 @@ def align_uniform_loss(
         power: of the distance in the alignment term (their alpha), at least 1.
         weight: of the uniformity term.
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch
@@ -285,11 +268,13 @@ def align_uniform_loss(
     require_positive("gamma", gamma)
     require_positive("weight", weight)
     require_power(power)
-    x, y, explicit = _embeddings(x, y, negatives, normalised)
-    distance = torch.linalg.vector_norm(x - y, dim=-1)
-    alignment = ((x - y).square().sum(dim=-1) if power == 2 else distance.pow(power)).mean()
-    uniformity = _log_mean_exp(_blocks(x, y, negatives, explicit), 2 * gamma) - 2 * gamma
-    return alignment + weight * uniformity
+    pairs = Pairs.prepare(x, y, negatives, **options)
+    difference = pairs.x - pairs.y
+    if power == 2:
+        distance = difference.square().sum(dim=-1)
+    else:
+        distance = torch.linalg.vector_norm(difference, dim=-1).pow(power)
+    return pairs.mean_of_rows(distance) + weight * (pairs.log_mean_exp(2 * gamma) - 2 * gamma)
 
 
 @_in_full_precision
@@ -299,7 +284,7 @@ def spectral_contrastive_loss(
     *,
     mu: float = 1.0,
     negatives: Negatives | Tensor = "cross",
-    normalised: bool = False,
+    **options: Unpack[Options],
 ) -> Tensor:
     r"""The spectral contrastive loss (HaoChen et al., 2021) on the sphere of radius sqrt(mu).
 
@@ -313,7 +298,7 @@ def spectral_contrastive_loss(
         y: embeddings of the second view, (N, d).
         mu: squared radius.
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch
@@ -322,37 +307,9 @@ def spectral_contrastive_loss(
         tensor(-2.)
     """
     require_positive("mu", mu)
-    x, y, explicit = _embeddings(x, y, negatives, normalised)
-    alignment = -2 * mu * (x * y).sum(dim=-1).mean()
-    return alignment + _mean(_blocks(x, y, negatives, explicit), _Square(mu))
-
-
-class _Square:
-    """z^2 with z = mu x.y, the spectral loss's penalty."""
-
-    offset = 0.0
-
-    def __init__(self, mu: float) -> None:
-        self.scale = mu
-
-    def penalty(self, z: Tensor) -> Tensor:
-        return z.square()
-
-    def penalty_slope(self, z: Tensor) -> Tensor:
-        return 2 * z
-
-
-def normalise(x: Tensor) -> Tensor:
-    """Rows of x divided by their length. A zero row stays zero, with a finite gradient.
-
-    Example:
-        >>> import torch
-        >>> normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        tensor([[0.6000, 0.8000],
-                [0.0000, 0.0000]])
-    """
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(length > 0, length, 1.0)
+    pairs = Pairs.prepare(x, y, negatives, **options)
+    alignment = -2 * mu * pairs.mean_of_rows((pairs.x * pairs.y).sum(dim=-1))
+    return alignment + pairs.mean(Square(mu))
 
 
 def make_similarity(
@@ -376,67 +333,3 @@ def make_similarity(
             raise ValueError(f"the cosine similarity has no mu, got mu={mu!r}; only similarity='gaussian' does")
         return Cosine(temperature=1 / (2 * gamma))
     raise ValueError(f"similarity is 'gaussian', 'cosine' or a Similarity, got {similarity!r}")
-
-
-def _embeddings(
-    x: Tensor, y: Tensor, negatives: str | Tensor, normalised: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Check the input, widen half precision and put everything onto the unit sphere."""
-    named = {"x": x, "y": y}
-    if isinstance(negatives, Tensor):
-        named["negatives"] = negatives
-    else:
-        require_mode(negatives)
-    for name, value in named.items():
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{name} must be a tensor of embeddings (N, d), got {type(value).__name__}")
-        if value.dim() != 2:
-            raise ValueError(f"{name} must have two dimensions (N, d), got shape {tuple(value.shape)}")
-        if not value.is_floating_point():
-            raise ValueError(f"{name} must be of a floating-point type, got {value.dtype}")
-        if value.device != x.device:
-            raise ValueError(f"{name} is on {value.device} but x is on {x.device}")
-    if x.shape != y.shape:
-        raise ValueError(
-            f"x and y must have the same shape, one row for each sample; got {tuple(x.shape)} and {tuple(y.shape)}"
-        )
-    if x.shape[1] == 0:
-        raise ValueError(f"embeddings need at least one dimension, got shape {tuple(x.shape)}")
-    if isinstance(negatives, Tensor):
-        if negatives.shape[1] != x.shape[1] or len(negatives) == 0 or len(x) == 0:
-            raise ValueError(
-                f"explicit negatives must be (M, d) with M > 0 and x's d; got {tuple(negatives.shape)} "
-                f"for x of shape {tuple(x.shape)}"
-            )
-    elif len(x) < 2:
-        raise ValueError(f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}")
-    dtype = functools.reduce(torch.promote_types, (value.dtype for value in named.values()), torch.float32)
-    wide = [value.to(dtype) for value in named.values()]
-    ready = wide if normalised else [normalise(value) for value in wide]
-    return ready[0], ready[1], ready[2] if len(ready) == 3 else None
-
-
-def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None) -> list[_Block]:
-    """Which rows meet which columns."""
-    if explicit is not None:
-        return [_Block(x, explicit, None)]
-    if negatives == "anchor":
-        return [_Block(x, x, 0)]
-    if negatives == "cross":
-        return [_Block(x, y, 0)]
-    return [_Block(x, x, 0), _Block(y, y, 0), _Block(x, y, 0, weight=2)]
-
-
-def _mean(blocks: list[_Block], function: PairFunction) -> Tensor:
-    """Average of a pair function over all negatives."""
-    totals = [block.weight * kernels.pair_sum(block.rows, block.columns, function, block.skip) for block in blocks]
-    return torch.stack(totals).sum() / sum(block.pairs() for block in blocks)
-
-
-def _log_mean_exp(blocks: list[_Block], scale: float) -> Tensor:
-    """log mean exp(scale * c) over all negatives."""
-    totals = [
-        math.log(block.weight) + kernels.row_logsumexp(block.rows, block.columns, scale, block.skip).logsumexp(dim=0)
-        for block in blocks
-    ]
-    return torch.stack(totals).logsumexp(dim=0) - math.log(sum(block.pairs() for block in blocks))

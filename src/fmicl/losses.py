@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
@@ -11,6 +11,7 @@ from fmicl.checks import Negatives, require_mode, require_positive, require_powe
 from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.functional import Terms
+from fmicl.pairs import Options, check_options
 from fmicl.similarities import Similarity
 
 __all__ = ["AlignUniformLoss", "FMICLLoss", "InfoNCELoss", "SpectralContrastiveLoss"]
@@ -31,7 +32,7 @@ class FMICLLoss(nn.Module):
         similarity: "gaussian", "cosine", or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; explicit ones are given at the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift.
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch, fmicl
@@ -53,10 +54,10 @@ class FMICLLoss(nn.Module):
         similarity: str | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
-        *,
-        normalised: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
+        check_options(**options)
         require_positive("alpha", alpha)
         require_mode(negatives)
         require_shift(shift)
@@ -68,7 +69,7 @@ class FMICLLoss(nn.Module):
         self.similarity = similarity
         self.negatives = negatives
         self.shift = shift
-        self.normalised = normalised
+        self.options = options
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
@@ -86,7 +87,7 @@ class FMICLLoss(nn.Module):
             similarity=self.similarity,
             negatives=self.negatives if negatives is None else negatives,
             shift=self.shift,
-            normalised=self.normalised,
+            **self.options,
         )
 
     def extra_repr(self) -> str:
@@ -107,7 +108,7 @@ class InfoNCELoss(nn.Module):
         temperature: SimCLR takes 0.5 on CIFAR-10, MoCo 0.07, SimCSE 0.05.
         negatives: "both" (SimCLR), "cross" or "anchor"; explicit ones are given at the call (MoCo).
         decoupled: leave the positive out of the denominator.
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch, fmicl
@@ -122,15 +123,16 @@ class InfoNCELoss(nn.Module):
         negatives: Negatives = "both",
         *,
         decoupled: bool = False,
-        normalised: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
+        check_options(**options)
         require_positive("temperature", temperature)
         require_mode(negatives)
         self.temperature = temperature
         self.negatives = negatives
         self.decoupled = decoupled
-        self.normalised = normalised
+        self.options = options
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
@@ -140,7 +142,7 @@ class InfoNCELoss(nn.Module):
             temperature=self.temperature,
             negatives=self.negatives if negatives is None else negatives,
             decoupled=self.decoupled,
-            normalised=self.normalised,
+            **self.options,
         )
 
     def extra_repr(self) -> str:
@@ -158,7 +160,7 @@ class AlignUniformLoss(nn.Module):
         power: of the distance in the alignment term.
         weight: of the uniformity term.
         negatives: "anchor", "both" or "cross"; explicit ones are given at the call.
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch, fmicl
@@ -172,10 +174,10 @@ class AlignUniformLoss(nn.Module):
         power: float = 2.0,
         weight: float = 1.0,
         negatives: Negatives = "anchor",
-        *,
-        normalised: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
+        check_options(**options)
         require_positive("gamma", gamma)
         require_power(power)
         require_positive("weight", weight)
@@ -184,7 +186,7 @@ class AlignUniformLoss(nn.Module):
         self.power = power
         self.weight = weight
         self.negatives = negatives
-        self.normalised = normalised
+        self.options = options
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
@@ -195,7 +197,7 @@ class AlignUniformLoss(nn.Module):
             power=self.power,
             weight=self.weight,
             negatives=self.negatives if negatives is None else negatives,
-            normalised=self.normalised,
+            **self.options,
         )
 
     def extra_repr(self) -> str:
@@ -211,7 +213,7 @@ class SpectralContrastiveLoss(nn.Module):
     Args:
         mu: squared radius of the sphere that the embeddings are scaled to.
         negatives: "cross" (theirs), "anchor" or "both"; explicit ones are given at the call.
-        normalised: True if the embeddings have unit length already.
+        options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:
         >>> import torch, fmicl
@@ -219,13 +221,14 @@ class SpectralContrastiveLoss(nn.Module):
         torch.Size([])
     """
 
-    def __init__(self, mu: float = 1.0, negatives: Negatives = "cross", *, normalised: bool = False) -> None:
+    def __init__(self, mu: float = 1.0, negatives: Negatives = "cross", **options: Unpack[Options]) -> None:
         super().__init__()
+        check_options(**options)
         require_positive("mu", mu)
         require_mode(negatives)
         self.mu = mu
         self.negatives = negatives
-        self.normalised = normalised
+        self.options = options
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
@@ -234,7 +237,7 @@ class SpectralContrastiveLoss(nn.Module):
             y,
             mu=self.mu,
             negatives=self.negatives if negatives is None else negatives,
-            normalised=self.normalised,
+            **self.options,
         )
 
     def extra_repr(self) -> str:

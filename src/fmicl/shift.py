@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fmicl.kernels import PairFunction
+from fmicl.kernels.contract import PairFunction
 from fmicl.similarities import Critic
 
 __all__ = ["ShiftedCritic", "optimal_shift"]
@@ -43,10 +43,10 @@ class ShiftedCritic:
         """f*(T(z) - v)."""
         return self.critic.divergence.conjugate(self.critic.score(z) - self.v)
 
-    def penalty_slope(self, z: Tensor) -> Tensor:
-        """Its derivative in z, by automatic differentiation."""
+    def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The cost and its derivative in z, by automatic differentiation."""
         slope: Tensor = torch.func.grad(lambda value: self.penalty(value).sum())(z)
-        return slope
+        return self.penalty(z), slope
 
 
 @dataclass(frozen=True)

@@ -61,9 +61,11 @@ class Critic:
         """f*(T(z)), what a negative pair costs."""
         return self.divergence.activated_penalty(z) if self.free else self.divergence.penalty(z)
 
-    def penalty_slope(self, z: Tensor) -> Tensor:
-        """d penalty / dz."""
-        return self.divergence.activated_penalty_slope(z) if self.free else self.divergence.penalty_slope(z)
+    def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The penalty and its derivative in z. They may be one tensor, and z may be overwritten."""
+        if self.free:
+            return self.divergence.activated_penalty(z), self.divergence.activated_penalty_slope(z)
+        return self.divergence.penalty_and_slope(z)
 
 
 class Similarity(ABC):

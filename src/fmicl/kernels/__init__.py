@@ -1,6 +1,142 @@
-"""Sums over all pairs of embeddings: the one heavy computation of a contrastive loss."""
+"""Sums over all pairs of embeddings: the one heavy computation of a contrastive loss.
 
-from fmicl.kernels.contract import PairFunction
-from fmicl.kernels.reference import pair_sum, row_logsumexp
+Three implementations of one contract (`fmicl.kernels.contract`) that agree:
 
-__all__ = ["PairFunction", "pair_sum", "row_logsumexp"]
+    reference   one dense matrix, plain autograd; differentiable any number of times
+    tiled       any device and type, memory bounded by a tile, loss and gradient in one pass
+    triton      CUDA: tensor cores, float32 accumulation, loss and gradient in one pass
+
+"auto" takes triton on a CUDA device for what it knows, and tiled otherwise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal, cast
+
+import torch
+from torch import Tensor
+
+from fmicl.kernels import autograd, reference, tiled
+from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differentiably, world_of
+from fmicl.kernels.contract import Backend, PairFunction, Square
+
+__all__ = [
+    "Kernel",
+    "PairFunction",
+    "Precision",
+    "Square",
+    "World",
+    "all_logsumexp",
+    "all_sum",
+    "pair_sum",
+    "require_kernel",
+    "row_logsumexp",
+    "world_of",
+]
+
+Kernel = Literal["auto", "reference", "tiled", "triton"]
+Precision = Literal["auto", "fast", "high"]
+
+
+def pair_sum(
+    x: Tensor,
+    other: Tensor | None,
+    function: PairFunction,
+    skip: int | None = None,
+    *,
+    kernel: Kernel = "auto",
+    fast: bool = False,
+    world: World | None = None,
+) -> Tensor:
+    """sum_ij function.penalty(offset + scale * x_i.o_j), differentiable in x and other.
+
+    Args:
+        x: unit rows of this process, (N, d).
+        other: unit columns, (M, d); None is x itself, at less cost.
+        function: what a pair costs.
+        skip: leave out the pairs j = i + skip, in the order of all processes' rows.
+        kernel: which implementation.
+        fast: let the Triton kernel round embeddings and slopes to bfloat16.
+        world: of which processes the columns are; None asks nobody.
+
+    Returns:
+        The sum over this process's rows, a scalar.
+
+    Example:
+        >>> import torch, fmicl
+        >>> x = torch.eye(3)
+        >>> critic = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("kl"), d=3)
+        >>> total = pair_sum(x, None, critic, skip=0)               # six pairs at squared distance 2
+        >>> torch.isclose(total, 6 * torch.tensor(-2.0).exp())
+        tensor(True)
+    """
+    world = world or World(0, (len(x),))
+    backend = _backend(kernel, x, function, fast)
+    if backend is None:
+        columns = gather_differentiably(x if other is None else other, world)
+        return reference.pair_sum(x, columns, function, None if skip is None else skip + world.first)
+    return autograd.pair_sum(x, other, function, skip, backend, world)
+
+
+def row_logsumexp(
+    x: Tensor,
+    other: Tensor | None,
+    scale: float,
+    skip: int | None = None,
+    *,
+    kernel: Kernel = "auto",
+    fast: bool = False,
+    world: World | None = None,
+) -> Tensor:
+    """log sum_j exp(scale * x_i.o_j) for each row of this process; arguments as in `pair_sum`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.eye(3)
+        >>> row_logsumexp(x, None, scale=2.0, skip=0)              # two others, each at inner product 0
+        tensor([0.6931, 0.6931, 0.6931])
+    """
+    world = world or World(0, (len(x),))
+    backend = _backend(kernel, x, None, fast)
+    if backend is None:
+        columns = gather_differentiably(x if other is None else other, world)
+        return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first)
+    return autograd.row_logsumexp(x, other, scale, skip, backend, world)
+
+
+def require_kernel(kernel: str, precision: str) -> None:
+    """Refuse a kernel or a precision that there isn't."""
+    if kernel not in ("auto", "reference", "tiled", "triton"):
+        raise ValueError(f"kernel is 'auto', 'reference', 'tiled' or 'triton', got {kernel!r}")
+    if precision not in ("auto", "fast", "high"):
+        raise ValueError(f"precision is 'auto', 'fast' or 'high', got {precision!r}")
+
+
+def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: bool) -> Backend | None:
+    """The implementation to use; None is the dense reference."""
+    if kernel == "reference":
+        return None
+    if kernel == "tiled" or (kernel == "auto" and not _triton_suits(x, function)):
+        return cast(Backend, tiled)
+    if importlib.util.find_spec("triton") is None:
+        raise ValueError("kernel='triton' needs the package triton, which is not installed; kernel='auto' does without")
+    from fmicl.kernels.triton import TritonBackend, interpreting
+
+    if x.device.type != "cuda" and not interpreting():
+        raise ValueError(
+            f"kernel='triton' needs a CUDA device, but the embeddings are on {x.device}; try kernel='auto'"
+        )
+    if x.dtype == torch.float64:
+        raise ValueError("kernel='triton' computes in float32; for float64 take kernel='tiled' or 'reference'")
+    return TritonBackend(fast)
+
+
+def _triton_suits(x: Tensor, function: PairFunction | None) -> bool:
+    if x.device.type != "cuda" or x.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
+        return False
+    if torch.cuda.get_device_capability(x.device) < (8, 0):
+        return False  # neither bfloat16 nor TF32
+    from fmicl.kernels.triton import lower
+
+    return function is None or lower(function) is not None

@@ -1,20 +1,27 @@
 """The contract that every implementation of the pairwise sums keeps.
 
-With unit rows x_i of x (N, d) and o_j of other (M, d), and z_ij = offset + scale * x_i.o_j:
+With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x_i.o_j, a backend gives
 
-    pair_sum(x, other, function)       = sum_ij function.penalty(z_ij)                a scalar
-    row_logsumexp(x, other, scale)     = log sum_j exp(scale * x_i.o_j)              (N,)
+    pair_rows          sum_ij penalty(z_ij)  and its gradient in x
+    pair_symmetric     the same for x against itself without the diagonal, each pair seen from both sides
+    logsumexp_rows     log sum_j exp(scale * x_i.o_j)  for each row
+    logsumexp_gradient what the gradient of these logarithms sends to the rows
+
+as plain computations without autograd; `kernels.autograd` makes differentiable functions of them and
+`kernels.columns` lets the columns come from other processes. Sums are float64 scalars, gradients have x's type or
+float32, whichever is wider.
 
 `skip=k` leaves out the pairs j = i + k (a sample with itself, or with its own other view); None leaves out none.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-__all__ = ["PairFunction"]
+__all__ = ["Backend", "Normaliser", "PairFunction", "Square"]
 
 
 class PairFunction(Protocol):
@@ -31,5 +38,54 @@ class PairFunction(Protocol):
     def penalty(self, z: Tensor) -> Tensor:
         """What a pair with this z costs, elementwise."""
 
-    def penalty_slope(self, z: Tensor) -> Tensor:
-        """Its derivative in z, elementwise."""
+    def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The penalty and its derivative in z, elementwise. They may be one tensor, and z may be overwritten."""
+
+
+@dataclass(frozen=True)
+class Square:
+    """z^2 with z = scale * c: the spectral contrastive loss's penalty."""
+
+    scale: float
+    offset: float = 0.0
+
+    def penalty(self, z: Tensor) -> Tensor:
+        """z^2."""
+        return z.square()
+
+    def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """z^2 and 2 z."""
+        return z.square(), 2 * z
+
+
+class Normaliser(NamedTuple):
+    """A log-sum-exp of each row (or column), and the gradient that arrived at it: both (N,)."""
+
+    value: Tensor
+    gradient: Tensor
+
+
+class Backend(Protocol):
+    """One implementation of the contract."""
+
+    def pair_rows(
+        self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """sum_ij penalty(z_ij), and sum_j penalty'(z_ij) scale o_j for each i if asked."""
+
+    def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        """sum_{i != j} penalty(z_ij) of x with itself, and its whole gradient in x."""
+
+    def logsumexp_rows(self, x: Tensor, columns: Tensor, scale: float, skip: int | None) -> Tensor:
+        """log sum_j exp(scale x_i.o_j): (N,)."""
+
+    def logsumexp_gradient(
+        self,
+        x: Tensor,
+        columns: Tensor,
+        scale: float,
+        skip: int | None,
+        rows: Normaliser | None,
+        others: Normaliser | None,
+    ) -> Tensor:
+        """sum_j (g_i e^(z_ij - L_i) [rows] + g_j e^(z_ij - L_j) [others]) scale o_j, z = scale x_i.o_j: (N, d)."""

@@ -1,0 +1,178 @@
+"""The pairwise sums as differentiable functions, over any backend and any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmicl.kernels import reference
+from fmicl.kernels.columns import World, gather_rows, travel
+from fmicl.kernels.contract import Backend, Normaliser, PairFunction
+
+__all__ = ["pair_sum", "row_logsumexp"]
+
+
+def pair_sum(
+    x: Tensor, other: Tensor | None, function: PairFunction, skip: int | None, backend: Backend, world: World
+) -> Tensor:
+    """sum_ij penalty(z_ij) over this process's rows x and all processes' columns; other=None is x with itself."""
+    total: Tensor = _PairSum.apply(x, other, function, skip, backend, world)
+    return total
+
+
+def row_logsumexp(
+    x: Tensor, other: Tensor | None, scale: float, skip: int | None, backend: Backend, world: World
+) -> Tensor:
+    """log sum_j exp(scale x_i.o_j) for this process's rows over all processes' columns; None is x with itself."""
+    rows: Tensor = _RowLogSumExp.apply(x, other, scale, skip, backend, world)
+    return rows
+
+
+def _shifted(skip: int | None, by: int) -> int | None:
+    return None if skip is None else skip + by
+
+
+class _PairSum(torch.autograd.Function):
+    """Value and gradient come out of one pass, so the gradient is ready before it is asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        other: Tensor | None,
+        function: PairFunction,
+        skip: int | None,
+        backend: Backend,
+        world: World,
+    ) -> Tensor:
+        rows_wanted = ctx.needs_input_grad[0]
+        grad_x: Tensor | None
+        grad_other: Tensor | None = None
+        if other is None and skip == 0 and world.size == 1:
+            total, grad_x = backend.pair_symmetric(x, function, rows_wanted)
+        else:
+            total, grad_x = _over_columns(x, x if other is None else other, function, skip, rows_wanted, backend, world)
+            if other is None:
+                if grad_x is not None:
+                    grad_x *= 2  # every pair is met twice, once from each side
+            elif ctx.needs_input_grad[1]:
+                _, grad_other = _over_columns(other, x, function, skip, True, backend, world, mirrored=True)
+        ctx.gradients = (grad_x, grad_other)
+        ctx.save_for_backward(x, other)
+        ctx.settings = (function, skip, world)
+        return total.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_other = ctx.gradients
+        if torch.is_grad_enabled():  # create_graph=True: the gradient itself must be differentiable
+            x, other = ctx.saved_tensors
+            function, skip, world = ctx.settings
+            _require_one_process(world)
+            grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
+            return (*grads, None, None, None, None)
+        scaled = [None if value is None else _scaled(value, grad) for value in (grad_x, grad_other)]
+        return (*scaled, None, None, None, None)
+
+
+def _over_columns(
+    rows: Tensor,
+    columns: Tensor,
+    function: PairFunction,
+    skip: int | None,
+    gradient: bool,
+    backend: Backend,
+    world: World,
+    mirrored: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Rows of this process against columns of all; mirrored where columns play the part of the rows in `skip`."""
+    total: Tensor | None = None
+    grad: Tensor | None = None
+    for part, first in travel(columns, world):
+        signed = None if skip is None else (-skip if mirrored else skip)
+        value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
+        total = value if total is None else total + value
+        grad = share if grad is None or share is None else grad.add_(share)
+    assert total is not None
+    return total, grad
+
+
+class _RowLogSumExp(torch.autograd.Function):
+    """The logarithms in one pass; their gradient in a second, since it needs every row's normaliser."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, other: Tensor | None, scale: float, skip: int | None, backend: Backend, world: World
+    ) -> Tensor:
+        result: Tensor | None = None
+        for part, first in travel(x if other is None else other, world):
+            rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first))
+            result = rows if result is None else torch.logaddexp(result, rows)
+        assert result is not None
+        ctx.save_for_backward(x, other, result)
+        ctx.settings = (scale, skip, backend, world)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, other, result = ctx.saved_tensors
+        scale, skip, backend, world = ctx.settings
+        if torch.is_grad_enabled():
+            _require_one_process(world)
+            grads = _dense_gradients(lambda a, b: reference.row_logsumexp(a, b, scale, skip), grad, x, other)
+            return (*grads, None, None, None, None)
+        own = Normaliser(result, grad.contiguous())
+        everyone = Normaliser(gather_rows(own.value, world), gather_rows(own.gradient, world))
+
+        def gradient(rows: Tensor, columns: Tensor, as_row: bool, as_column: bool, signed: int | None) -> Tensor:
+            total: Tensor | None = None
+            for part, first in travel(columns, world):
+                others = None
+                if as_column:
+                    others = Normaliser(*(value[first : first + len(part)] for value in everyone))
+                share = backend.logsumexp_gradient(
+                    rows, part, scale, _shifted(signed, world.first - first), own if as_row else None, others
+                )
+                total = share if total is None else total.add_(share)
+            assert total is not None
+            return total
+
+        if other is None:
+            if skip not in (0, None):
+                raise ValueError(f"x with itself can skip its diagonal or nothing, got skip={skip}")
+            return gradient(x, x, True, True, skip), None, None, None, None, None
+        grad_x = gradient(x, other, True, False, skip) if ctx.needs_input_grad[0] else None
+        mirrored = None if skip is None else -skip
+        grad_other = gradient(other, x, False, True, mirrored) if ctx.needs_input_grad[1] else None
+        return grad_x, grad_other, None, None, None, None
+
+
+def _dense_gradients(
+    function: Callable[[Tensor, Tensor], Tensor], grad: Tensor, x: Tensor, other: Tensor | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Differentiable gradients by the dense reference, for those who differentiate twice."""
+    inputs = [value for value in (x, other) if value is not None and value.requires_grad]
+    value = function(x, x if other is None else other)
+    found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True))
+    return (
+        next(found) if x.requires_grad else None,
+        next(found) if other is not None and other.requires_grad else None,
+    )
+
+
+def _require_one_process(world: World) -> None:
+    if world.size > 1:
+        raise RuntimeError(
+            f"a loss over {world.size} processes can't be differentiated twice; use gather=False or kernel='reference'"
+        )
+
+
+def _scaled(value: Tensor, factor: Tensor) -> Tensor:
+    """value * factor, in place where the graph is used only this once: the gradient may be most of the memory."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    if keeps_graph is not None and not keeps_graph():
+        return value.mul_(factor)
+    return value * factor

@@ -1,0 +1,162 @@
+"""Columns from all processes: rows stay where they are, only embeddings travel.
+
+Conventions of every loss here when W processes run, each with rows of its own:
+
+- a process returns its own rows' share of the global loss, times W, so that the mean over processes is that loss;
+- the gradient that reaches its embeddings is that of the *sum* over processes of what they return. Averaged over
+  processes, as DistributedDataParallel does with the gradients of parameters, this is the gradient of one process
+  on the joined batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["World", "all_logsumexp", "all_sum", "gather_rows", "travel", "world_of"]
+
+# Gathered columns above this size (in bytes) go round in a ring instead of being held all at once.
+RING_ABOVE = 256 * 2**20
+
+
+class World(NamedTuple):
+    """How many rows each process has; one process has them all where none is to be asked."""
+
+    rank: int
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of processes."""
+        return len(self.sizes)
+
+    @property
+    def first(self) -> int:
+        """Global index of this process's first row."""
+        return sum(self.sizes[: self.rank])
+
+    @property
+    def total(self) -> int:
+        """Rows of all processes."""
+        return sum(self.sizes)
+
+
+def world_of(x: Tensor, gather: bool = True) -> World:
+    """Ask every process for its number of rows; a single one, or `gather=False`, asks nobody.
+
+    Raises:
+        ValueError: on all processes alike, if one has no rows or their embeddings differ in dimension.
+    """
+    if not (gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return World(0, (len(x),))
+    mine = torch.tensor(x.shape, device=x.device)
+    shapes = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(shapes, mine)
+    rows, widths = zip(*(shape.tolist() for shape in shapes), strict=True)
+    if min(rows) < 1 or len(set(widths)) > 1:
+        raise ValueError(
+            "every process needs at least one sample and embeddings of the same dimension; "
+            f"by rank the shapes are {list(zip(rows, widths, strict=True))}. gather=False keeps to one's own process"
+        )
+    return World(dist.get_rank(), tuple(rows))
+
+
+def gather_rows(x: Tensor, world: World) -> Tensor:
+    """The rows of all processes, in the order of their ranks: (total, ...). Not differentiable."""
+    if world.size == 1:
+        return x
+    longest = max(world.sizes)
+    padded = x.new_zeros(longest, *x.shape[1:])
+    padded[: len(x)] = x
+    parts = [torch.empty_like(padded) for _ in world.sizes]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:size] for part, size in zip(parts, world.sizes, strict=True)])
+
+
+def travel(x: Tensor, world: World) -> Iterator[tuple[Tensor, int]]:
+    """The rows of all processes as columns, in one or more parts, each with the global index of its first.
+
+    Small ones come all at once. Large ones go round in a ring: while a process works on the part that it holds, that
+    part is already on its way to the next one.
+    """
+    if world.size == 1:
+        yield x, 0
+        return
+    longest = max(world.sizes)
+    if world.size * longest * x[0].numel() * x.element_size() <= RING_ABOVE:
+        yield gather_rows(x, world), 0
+        return
+    held = x.new_zeros(longest, *x.shape[1:])
+    held[: len(x)] = x
+    arriving = torch.empty_like(held)
+    for step in range(world.size):
+        owner = (world.rank - step) % world.size
+        requests = []
+        if step < world.size - 1:
+            to, source = (world.rank + 1) % world.size, (world.rank - 1) % world.size
+            requests = dist.batch_isend_irecv(
+                [dist.P2POp(dist.isend, held, to), dist.P2POp(dist.irecv, arriving, source)]
+            )
+        yield held[: world.sizes[owner]], sum(world.sizes[:owner])
+        for request in requests:
+            request.wait()
+        held, arriving = arriving, held
+
+
+class _GatherRows(torch.autograd.Function):
+    """`gather_rows` whose gradient is the sum over processes: what the dense reference needs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, world: World) -> Tensor:
+        ctx.world = world
+        return gather_rows(x, world)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        world: World = ctx.world
+        return grad[world.first : world.first + world.sizes[world.rank]], None
+
+
+def gather_differentiably(x: Tensor, world: World) -> Tensor:
+    """The rows of all processes, differentiable."""
+    if world.size == 1:
+        return x
+    rows: Tensor = _GatherRows.apply(x, world)
+    return rows
+
+
+class _AllSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+        total = value.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+def all_sum(value: Tensor, world: World) -> Tensor:
+    """Sum over processes."""
+    if world.size == 1:
+        return value
+    total: Tensor = _AllSum.apply(value)
+    return total
+
+
+def all_logsumexp(value: Tensor, world: World) -> Tensor:
+    """Logarithm of the sum over processes of the exponentials of scalars."""
+    if world.size == 1:
+        return value
+    largest = value.detach().clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest + all_sum(torch.exp(value - largest), world).log()

@@ -1,0 +1,223 @@
+"""Which embeddings meet which: a batch made ready for any objective, on one process or several."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from fmicl import kernels
+from fmicl.checks import Negatives, require_mode
+from fmicl.divergences import KL
+from fmicl.kernels import Kernel, PairFunction, Precision, World
+from fmicl.similarities import Critic
+
+__all__ = ["Options", "Pairs", "check_options", "normalise"]
+
+# exp(-x) for x up to this is an ordinary number of the type
+_EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
+
+
+class Options(TypedDict, total=False):
+    """How an objective is computed; the same for each of them."""
+
+    normalised: bool
+    """True if the embeddings have unit length already (default False: they are normalised here)."""
+    kernel: Kernel
+    """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
+    precision: Precision
+    """Of the Triton kernel. "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for half-precision
+    input and high otherwise. The other kernels are always float32 or wider."""
+    gather: bool
+    """Where several processes run: take negatives from all of them (default), or False to keep to one's own.
+    Explicit negatives are taken as they are given on each process."""
+
+
+def check_options(
+    normalised: bool = False, kernel: Kernel = "auto", precision: Precision = "auto", gather: bool = True
+) -> None:
+    """Refuse what can't be meant, before the first batch."""
+    for name, value in (("normalised", normalised), ("gather", gather)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is True or False, got {name}={value!r}")
+    kernels.require_kernel(kernel, precision)
+
+
+class Block(NamedTuple):
+    """Rows against columns (None: themselves), without j = i + skip; weight 2 stands for the mirrored block too.
+
+    Attributes:
+        rows: of this process.
+        columns: of this process; those of the others come by themselves.
+        skip: see `fmicl.kernels.contract`.
+        weight: how often each pair counts.
+        number: of pairs in all processes, counted so.
+        world: whose columns there are.
+    """
+
+    rows: Tensor
+    columns: Tensor | None
+    skip: int | None
+    weight: int
+    number: int
+    world: World
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two views on the unit sphere and their negatives.
+
+    Attributes:
+        x: first view, (N, d), of unit length, float32 or float64.
+        y: second view, likewise.
+        blocks: the negatives.
+        world: the processes whose rows make the batch.
+        kernel: implementation of the sums over pairs.
+        fast: whether bfloat16 will do.
+    """
+
+    x: Tensor
+    y: Tensor
+    blocks: tuple[Block, ...]
+    world: World
+    kernel: Kernel
+    fast: bool
+
+    @classmethod
+    def prepare(cls, x: Tensor, y: Tensor, negatives: Negatives | Tensor, **options: Unpack[Options]) -> Pairs:
+        """Check the input, widen half precision, put it onto the sphere and lay out the negatives.
+
+        Raises:
+            ValueError: if the input can't be a batch of two views; it names what was seen.
+        """
+        check_options(**options)
+        explicit = negatives if isinstance(negatives, Tensor) else None
+        _check(x, y, negatives)
+        world = kernels.world_of(x, options.get("gather", True))
+        if explicit is None and world.total < 2:
+            raise ValueError(
+                f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
+            )
+        named = [x, y] if explicit is None else [x, y, explicit]
+        dtype = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
+        ready = [value.to(dtype) for value in named]
+        if not options.get("normalised", False):
+            ready = [normalise(value) for value in ready]
+        precision = options.get("precision", "auto")
+        half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
+        blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
+        fast = precision == "fast" or (precision == "auto" and half)
+        return cls(ready[0], ready[1], blocks, world, options.get("kernel", "auto"), fast)
+
+    def mean_of_rows(self, values: Tensor) -> Tensor:
+        """This process's share of a mean over all rows: over processes these average to that mean."""
+        return values.sum() * (self.world.size / (self.world.total * (len(values) // len(self.x))))
+
+    def mean(self, function: PairFunction) -> Tensor:
+        """Likewise, of a function over all negatives."""
+        totals = [
+            block.weight
+            * kernels.pair_sum(
+                block.rows, block.columns, function, block.skip,
+                kernel=self.kernel, fast=self.fast, world=block.world,
+            )
+            for block in self.blocks
+        ]  # fmt: skip
+        return torch.stack(totals).sum() * (self.world.size / self.count())
+
+    def global_mean(self, function: PairFunction) -> Tensor:
+        """The mean of a function over all negatives of all processes, the same on each."""
+        return kernels.all_sum(self.mean(function), self.world) / self.world.size
+
+    def log_mean_exp(self, scale: float) -> Tensor:
+        """log mean exp(scale * c) over all negatives of all processes, the same on each."""
+        if 2 * scale <= _EXPONENT_RANGE[self.x.dtype]:
+            # no term underflows: one pass gives value and gradient
+            return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
+        totals = [
+            math.log(block.weight) + kernels.all_logsumexp(self._rows(block, scale).logsumexp(dim=0), self.world)
+            for block in self.blocks
+        ]
+        return torch.stack(totals).logsumexp(dim=0) - math.log(self.count())
+
+    def row_logsumexp(self, scale: float) -> list[Tensor]:
+        """log sum_j exp(scale * c_ij) of each row of each block; of a mirrored one from both sides."""
+        rows = []
+        for block in self.blocks:
+            rows.append(self._rows(block, scale))
+            if block.weight == 2:
+                assert block.columns is not None
+                mirrored = block._replace(rows=block.columns, columns=block.rows)
+                rows.append(self._rows(mirrored, scale))
+        return rows
+
+    def count(self) -> int:
+        """Negatives of all processes."""
+        return sum(block.number for block in self.blocks)
+
+    def _rows(self, block: Block, scale: float) -> Tensor:
+        return kernels.row_logsumexp(
+            block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
+        )
+
+
+def normalise(x: Tensor) -> Tensor:
+    """Rows of x divided by their length. A zero row stays zero, with a finite gradient.
+
+    Example:
+        >>> import torch
+        >>> normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.where(length > 0, length, 1.0)
+
+
+def _check(x: Tensor, y: Tensor, negatives: str | Tensor) -> None:
+    named = {"x": x, "y": y}
+    if isinstance(negatives, Tensor):
+        named["negatives"] = negatives
+    else:
+        require_mode(negatives)
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor of embeddings (N, d), got {type(value).__name__}")
+        if value.dim() != 2:
+            raise ValueError(f"{name} must have two dimensions (N, d), got shape {tuple(value.shape)}")
+        if not value.is_floating_point():
+            raise ValueError(f"{name} must be of a floating-point type, got {value.dtype}")
+        if value.device != x.device:
+            raise ValueError(f"{name} is on {value.device} but x is on {x.device}")
+    if x.shape != y.shape:
+        raise ValueError(
+            f"x and y must have the same shape, one row for each sample; got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    if x.numel() == 0:
+        raise ValueError(f"embeddings need at least one row and one dimension, got shape {tuple(x.shape)}")
+    if isinstance(negatives, Tensor) and (negatives.shape[1] != x.shape[1] or len(negatives) == 0):
+        raise ValueError(
+            f"explicit negatives must be (M, d) with M > 0 and x's d; got {tuple(negatives.shape)} "
+            f"for x of shape {tuple(x.shape)}"
+        )
+
+
+def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None, world: World) -> tuple[Block, ...]:
+    n = world.total
+    if explicit is not None:
+        # its columns are here already: nobody is asked for theirs
+        return (Block(x, explicit, None, 1, n * len(explicit), World(0, (len(x),))),)
+    others = n * (n - 1)
+    if negatives == "anchor":
+        return (Block(x, None, 0, 1, others, world),)
+    if negatives == "cross":
+        return (Block(x, y, 0, 1, others, world),)
+    return (
+        Block(x, None, 0, 1, others, world),
+        Block(y, None, 0, 1, others, world),
+        Block(x, y, 0, 2, 2 * others, world),
+    )

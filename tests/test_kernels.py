@@ -1,0 +1,258 @@
+"""Three implementations of the pairwise sums that agree: with each other, with float64, through the losses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import fmicl
+from fmicl import kernels
+from fmicl.kernels import Kernel, PairFunction, Square, reference, tiled
+from fmicl.kernels.columns import World
+from fmicl.kernels.triton import TritonBackend, interpreting, lower
+from fmicl.shift import ShiftedCritic
+
+F64 = torch.float64
+NAMES = fmicl.list_divergences()
+SIZES = [(2, 1), (3, 2), (17, 5), (64, 16), (130, 33), (200, 128)]
+needs_triton = pytest.mark.skipif(
+    not (interpreting() or torch.cuda.is_available()), reason="Triton has neither a GPU nor its interpreter"
+)
+
+
+def rows(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return torch.nn.functional.normalize(x, dim=-1).to(dtype)
+
+
+def functions() -> dict[str, PairFunction]:
+    made: dict[str, PairFunction] = {"square": Square(1.5)}
+    for name in NAMES:
+        kind = fmicl.divergence(name)
+        made[name] = fmicl.Gaussian(gamma=0.8, mu=1.2).critic(kind, 4)
+        made[f"{name}, cosine"] = fmicl.Cosine(temperature=0.4).critic(kind, 4)
+    made["weighted"] = fmicl.Gaussian().critic(fmicl.divergence("js").weighted(3.0), 4)
+    made["weighted, cosine"] = fmicl.Cosine().critic(fmicl.divergence("pearson").weighted(3.0), 4)
+    return made
+
+
+FUNCTIONS = functions()
+
+
+def dense(x: Tensor, other: Tensor | None, function: PairFunction, skip: int | None) -> tuple[Tensor, Tensor]:
+    """Value and gradient in x by the reference, in float64."""
+    x = x.double().requires_grad_()
+    total = reference.pair_sum(x, x if other is None else other.double(), function, skip)
+    (grad,) = torch.autograd.grad(total, x)
+    return total.detach(), grad
+
+
+def close(seen: tuple[Tensor, Tensor | None], true: tuple[Tensor, Tensor], tolerance: float) -> None:
+    total, grad = seen
+    assert grad is not None
+    scale = max(1.0, float(true[0].abs()))
+    assert float((total - true[0]).abs()) <= tolerance * scale
+    assert float((grad.double() - true[1]).norm()) <= tolerance * (1e-3 + float(true[1].norm()))
+
+
+class TestPairs:
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_tiled(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tiled, "_CPU_TILE", 32)
+        x, other = rows(70, 6, 0, F64), rows(45, 6, 1, F64)
+        close(tiled.pair_symmetric(x, FUNCTIONS[name], True), dense(x, None, FUNCTIONS[name], 0), 1e-10)
+        for skip in (None, 0, 5, -40, 44, 1000):
+            seen = tiled.pair_rows(x, other, FUNCTIONS[name], skip, True)
+            close(seen, dense(x, other, FUNCTIONS[name], skip), 1e-10)
+            total, none = tiled.pair_rows(x, other, FUNCTIONS[name], skip, False)
+            assert none is None
+            torch.testing.assert_close(total, seen[0])
+
+    @needs_triton
+    @pytest.mark.parametrize("fast", [False, True])
+    @pytest.mark.parametrize("name", FUNCTIONS)
+    def test_triton(self, name: str, fast: bool) -> None:
+        backend = TritonBackend(fast)
+        tolerance = 1e-2 if fast else 2e-5
+        x, other = rows(70, 6), rows(45, 6, 1)
+        close(backend.pair_symmetric(x, FUNCTIONS[name], True), dense(x, None, FUNCTIONS[name], 0), tolerance)
+        for skip in (None, 0, -40):
+            seen = backend.pair_rows(x, other, FUNCTIONS[name], skip, True)
+            close(seen, dense(x, other, FUNCTIONS[name], skip), tolerance)
+
+    @needs_triton
+    @pytest.mark.parametrize("fast", [False, True])
+    @pytest.mark.parametrize(("n", "d"), [*SIZES, (130, 200), (70, 520), (300, 600)])
+    def test_triton_sizes(self, n: int, d: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Odd sizes, both programs, one tile and several, columns in one part and several."""
+        monkeypatch.setattr("fmicl.kernels.triton._SIDE", 256)
+        backend, function = TritonBackend(fast), FUNCTIONS["js"]
+        x, other = rows(n, d), rows(n + 3, d, 1)
+        tolerance = 1e-2 if fast else 2e-5
+        close(backend.pair_symmetric(x, function, True), dense(x, None, function, 0), tolerance)
+        close(backend.pair_rows(x, other, function, 1, True), dense(x, other, function, 1), tolerance)
+        total, none = backend.pair_symmetric(x, function, False)
+        assert none is None
+        assert float(total) == pytest.approx(float(dense(x, None, function, 0)[0]), rel=tolerance, abs=tolerance)
+
+    @pytest.mark.parametrize("gamma", [1.0, 20.0])
+    def test_float32_is_as_good_as_dense_float32(self, gamma: float) -> None:
+        x = rows(600, 64)
+        function = fmicl.Gaussian(gamma).critic(fmicl.divergence("kl"), 64)
+        exact, exact_grad = dense(x, None, function, 0)
+        single = x.clone().requires_grad_()
+        dense_total = reference.pair_sum(single, single, function, 0)
+        (dense_grad,) = torch.autograd.grad(dense_total, single)
+        backends = [tiled.pair_symmetric(x, function, True)]
+        if interpreting():
+            backends.append(TritonBackend(False).pair_symmetric(x, function, True))
+        for total, grad in backends:
+            assert grad is not None
+            allowed = 1.1 * float((dense_grad.double() - exact_grad).norm()) + 1e-6 * float(exact_grad.norm())
+            assert float((grad.double() - exact_grad).norm()) <= allowed
+            assert float((total - exact).abs()) <= abs(float(dense_total.double() - exact)) + 1e-6 * float(exact)
+
+    def test_memory_does_not_grow_with_n_squared(self) -> None:
+        """No tensor of more than a tile's size is made: seen by what goes through the dispatcher."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        largest = 0
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ARG002
+                nonlocal largest
+                out = func(*args, **(kwargs or {}))
+                if isinstance(out, Tensor):
+                    largest = max(largest, out.numel())
+                return out
+
+        x = rows(3000, 8).requires_grad_()
+        y = rows(3000, 8, 1)
+        with Watch():
+            for loss in (fmicl.FMICLLoss("js"), fmicl.InfoNCELoss(), fmicl.FMICLLoss("js", shift="optimal")):
+                loss(x, y).backward()
+        assert largest <= 512 * 512
+
+
+class TestLogSumExp:
+    @pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+    @pytest.mark.parametrize(("n", "d"), [(2, 1), (17, 5), (130, 33), (70, 520)])
+    @pytest.mark.parametrize("skip", [None, 0])
+    def test_values_and_gradients(
+        self, kernel: Kernel, n: int, d: int, skip: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tiled, "_CPU_TILE", 32)
+        weight = torch.randn(n, generator=torch.Generator().manual_seed(3))
+        results = []
+        for name in (kernel, "reference"):
+            x, other = rows(n, d).requires_grad_(), rows(n, d, 1).requires_grad_()
+            within = kernels.row_logsumexp(x, None, 7.0, skip, kernel=name)  # type: ignore[arg-type]
+            across = kernels.row_logsumexp(x, other, 7.0, skip, kernel=name)  # type: ignore[arg-type]
+            total = (weight * (within + 2 * across)).sum()
+            results.append((within, across, *torch.autograd.grad(total, (x, other))))
+        for seen, true in zip(*results, strict=True):
+            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
+
+    def test_large_logits_do_not_overflow(self) -> None:
+        x = rows(9, 4)
+        seen = kernels.row_logsumexp(x, None, 5000.0, 0, kernel="tiled")
+        torch.testing.assert_close(seen, reference.row_logsumexp(x, x, 5000.0, 0))
+
+
+LOSSES = {
+    **{name: fmicl.FMICLLoss for name in NAMES},
+    "infonce": fmicl.InfoNCELoss,
+    "align_uniform": fmicl.AlignUniformLoss,
+    "spectral": fmicl.SpectralContrastiveLoss,
+}
+
+
+class TestLosses:
+    """Every loss takes the same road, whichever kernel is asked for."""
+
+    @pytest.mark.parametrize("kernel", ["tiled", "auto", pytest.param("triton", marks=needs_triton)])
+    @pytest.mark.parametrize("mode", ["anchor", "both", "cross", "explicit"])
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_kernels_agree(self, name: str, mode: str, kernel: Kernel) -> None:
+        explicit = rows(11, 7, 5) if mode == "explicit" else None
+        negatives = "anchor" if mode == "explicit" else mode
+        results = []
+        for chosen in (kernel, "reference"):
+            x, y = rows(20, 7).requires_grad_(), rows(20, 7, 1).requires_grad_()
+            arguments = (name,) if name in NAMES else ()
+            loss = LOSSES[name](*arguments, negatives=negatives, kernel=chosen)
+            value = loss(x, y, negatives=explicit)
+            results.append((value, *torch.autograd.grad(value, (x, y))))
+        for seen, true in zip(*results, strict=True):
+            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["kl", "infonce", "align_uniform", "spectral"])
+    def test_double_backward_falls_back_to_the_reference(self, name: str) -> None:
+        x, y = rows(5, 3, 0, F64).requires_grad_(), rows(5, 3, 1, F64).requires_grad_()
+        loss = LOSSES[name](*((name,) if name in NAMES else ()))
+        assert torch.autograd.gradgradcheck(loss, (x, y))
+
+    def test_backward_twice_through_one_graph(self) -> None:
+        x, y = rows(5, 3, 0, F64).requires_grad_(), rows(5, 3, 1, F64)
+        value = fmicl.FMICLLoss("kl")(x, y)
+        first = torch.autograd.grad(value, x, retain_graph=True)[0]
+        second = torch.autograd.grad(3 * value, x)[0]
+        torch.testing.assert_close(second, 3 * first)
+
+    def test_a_divergence_of_ones_own_runs_tiled(self) -> None:
+        mine = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="mine")
+        critic = fmicl.Gaussian().critic(mine, 3)
+        assert lower(critic) is None
+        assert lower(ShiftedCritic(fmicl.Gaussian().critic(fmicl.divergence("js"), 3), 0.1)) is None
+        x, y = rows(9, 3), rows(9, 3, 1)
+        torch.testing.assert_close(fmicl.FMICLLoss(mine)(x, y), fmicl.FMICLLoss("kl")(x, y))
+        with pytest.raises(ValueError, match=r"no program for .*; kernel='auto' or 'tiled'"):
+            TritonBackend(False).pair_symmetric(x, critic, True)
+
+    def test_without_gradients(self) -> None:
+        x, y = rows(9, 3), rows(9, 3, 1)
+        with torch.no_grad():
+            value = fmicl.FMICLLoss("kl")(x, y)
+        torch.testing.assert_close(value, fmicl.FMICLLoss("kl", kernel="reference")(x, y))
+
+    def test_only_one_side_wants_a_gradient(self) -> None:
+        x, y = rows(9, 3), rows(9, 3, 1).requires_grad_()
+        for loss in (fmicl.FMICLLoss("kl", negatives="cross"), fmicl.InfoNCELoss(negatives="cross")):
+            (seen,) = torch.autograd.grad(loss(x, y), y)
+            dense_loss = type(loss)(*(("kl",) if isinstance(loss, fmicl.FMICLLoss) else ()), negatives="cross", kernel="reference")  # type: ignore[arg-type]  # noqa: E501
+            (true,) = torch.autograd.grad(dense_loss(x, y), y)
+            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-6)
+
+    def test_deterministic(self) -> None:
+        x, y = rows(700, 16), rows(700, 16, 1)
+        values = [fmicl.FMICLLoss("js", negatives="both")(x, y) for _ in range(3)]
+        assert values[0] == values[1] == values[2]
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"kernel": "cuda"}, "kernel is 'auto', 'reference', 'tiled' or 'triton', got 'cuda'"),
+            ({"precision": "low"}, "precision is 'auto', 'fast' or 'high', got 'low'"),
+            ({"gather": 1}, "gather is True or False"),
+        ],
+    )
+    def test_refuses(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            fmicl.FMICLLoss("kl", **options)  # type: ignore[arg-type]
+
+    def test_triton_says_what_it_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        with pytest.raises(ValueError, match="needs a CUDA device, but the embeddings are on cpu"):
+            fmicl.FMICLLoss("kl", kernel="triton")(rows(4, 3), rows(4, 3, 1))
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        with pytest.raises(ValueError, match="computes in float32"):
+            fmicl.FMICLLoss("kl", kernel="triton")(rows(4, 3, 0, F64), rows(4, 3, 1, F64))
+
+
+def test_world() -> None:
+    world = World(1, (3, 4, 5))
+    assert (world.size, world.first, world.total) == (3, 3, 12)
+    assert math.isclose(sum(world.sizes), 12)

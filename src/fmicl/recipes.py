@@ -248,13 +248,14 @@ RECIPES: dict[str, Entry] = {
         Entry(
             "digits",
             "Small conv net on scikit-learn's digits (embedded): about a minute on two CPU cores.",
+            # alpha and views: the best of 38 settings in k-NN and linear probe, as a mean over 6 seeds, on a quarter
+            # of the training images that was held out (--validation 0.25).
             Recipe(
                 dataset="digits", encoder="small_conv", hidden=256, dim=64,
-                batch_size=256, learning_rate=0.2, alpha=40.0, epochs=100, warmup_epochs=5, weight_decay=5e-4,
+                batch_size=256, learning_rate=0.2, alpha=20.0, epochs=100, warmup_epochs=5, weight_decay=5e-4,
                 k=20, monitor_every=20, baselines=True,
                 views=Views(
-                    size=8, crop_scale=(0.5, 1.0), crop_ratio=(0.75, 4 / 3), flip=0.0, jitter=0.0, grey=0.0,
-                    mean=(0.305,), std=(0.376,),
+                    size=8, crop_scale=(0.4, 1.0), flip=0.0, jitter=0.8, grey=0.0, mean=(0.305,), std=(0.376,)
                 ),
             ),
         ),

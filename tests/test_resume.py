@@ -19,7 +19,8 @@ from fmicl.methods import METHODS
 from fmicl.models import SmallConv
 from fmicl.recipes import Recipe
 from fmicl.training import train
-from test_training import digits
+from image_sets import make
+from test_training import digits, small
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +95,24 @@ class Cut(Exception):  # noqa: N818 (not an error: the test's way of pulling the
     pass
 
 
+def cut_and_resume(recipe: Recipe, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train as a whole; train again, pull the plug after so many batches, and resume; compare."""
+    train(recipe, out=tmp_path / "whole")
+    original = Checkpoints.on_train_batch_end
+
+    def cut(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
+        original(self, trainer, module, *rest)
+        if module.batches == after:
+            raise Cut
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_train_batch_end", cut)
+        with pytest.raises(Cut):
+            train(recipe, out=tmp_path / "cut")
+    train(recipe, out=tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
 CUTS = [
     ("simclr", 1, 4, 1),  # before the first checkpoint
     ("simclr", 4, 1, 1),  # in the middle of an epoch
@@ -113,20 +132,13 @@ def test_cut_anywhere(
         method=method, epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
         learning_rate=1e-3,
     )  # fmt: skip
-    train(recipe, out=tmp_path / "whole")
-    original = Checkpoints.on_train_batch_end
+    cut_and_resume(recipe, after, tmp_path, monkeypatch)
 
-    def cut(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
-        original(self, trainer, module, *rest)
-        if module.batches == after:
-            raise Cut
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_train_batch_end", cut)
-        with pytest.raises(Cut):
-            train(recipe, out=tmp_path / "cut")
-    train(recipe, out=tmp_path / "cut", resume=True)
-    assert_same(tmp_path / "whole", tmp_path / "cut")
+def test_files_that_are_decoded_as_they_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make("images", tmp_path)
+    recipe = small("images", folder, memory_gib=0.0, epochs=2, checkpoint_steps=1, workers=1, monitor_every=0)
+    cut_and_resume(recipe, 1, tmp_path, monkeypatch)
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

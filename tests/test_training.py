@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch import nn
 
 from fmicl import runs, training
@@ -29,7 +30,7 @@ from image_sets import make
 # What makes each recipe small enough for a test: little data, and a narrower head and a smaller sibling of its encoder.
 SMALL: dict[str, dict[str, Any]] = {
     "digits": {"batch_size": 256},
-    "cifar10": {"batch_size": 30},
+    "cifar10": {"batch_size": 15},
     "stl10": {"batch_size": 12, "encoder": "resnet18", "size": 64},
     "tinyimagenet": {"batch_size": 6, "encoder": "resnet18"},
     "imagenet": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 2, "size": 32, "memory_gib": 0.0},
@@ -60,7 +61,7 @@ def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_runs_on_data_in_its_real_form(name: str, tmp_path: Path) -> None:
-    folder = make(name, tmp_path)
+    folder = make(name, tmp_path, n=6 if name == "cifar10" else 12)
     run = train(small(name, folder, monitor_every=1), name=name, out=tmp_path / "run")
     assert run is not None
     results = json.loads(run.results.read_text())
@@ -118,6 +119,31 @@ def test_untrained_in_the_results_is_what_training_started_from(tmp_path: Path) 
     start = training.build_recipe_encoder(digits())
     for old, new in zip(start.parameters(), runs.load_encoder(run.path).parameters(), strict=True):
         torch.testing.assert_close(old, new, rtol=0, atol=1e-25)
+
+
+def test_a_folder_without_labels_has_geometry_and_pictures_but_no_accuracy(tmp_path: Path) -> None:
+    folder = make("images", tmp_path)
+    assert folder is not None
+    for path in sorted(folder.glob("*/*.png")):
+        path.rename(folder / f"{path.parent.name}-{path.name}")
+    for path in folder.iterdir():
+        if path.is_dir():
+            path.rmdir()
+    run = train(small("images", folder, monitor_every=1), out=tmp_path / "run")
+    assert run is not None
+    results = json.loads(run.results.read_text())
+    assert results["knn"] is results["linear"] is results["split"] is None
+    assert results["effective_rank"] >= 1
+    assert load_file(run.arrays)["neighbour_images"].shape == (6, 9, 3, 32, 32)
+    assert run.report.exists()
+
+
+def test_validation_leaves_the_test_split_alone(tmp_path: Path) -> None:
+    run = train(digits(epochs=1, validation=0.25), out=tmp_path / "run")
+    assert run is not None
+    results = json.loads(run.results.read_text())
+    assert results["split"] == "validation"
+    assert (results["train_samples"], results["test_samples"]) == (1010, 337)
 
 
 @pytest.mark.usefixtures("only_training")

@@ -174,7 +174,8 @@ class Recorder(Callback):
         """Add the loss; at the end of an epoch, write its row."""
         assert isinstance(pl_module, Method)
         # Lightning hands out the loss divided by the number of accumulated batches.
-        loss = outputs["loss"].detach().double() * pl_module.optimisation.accumulate
+        loss = outputs["loss"].detach() * pl_module.optimisation.accumulate
+        loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
         if self._writer is not None and pl_module.batches % 10 == 0:
             self._writer.add_scalar("batch/loss", float(loss), pl_module.step)

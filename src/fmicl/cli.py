@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -76,8 +76,8 @@ class Evaluate:
     """The run folder."""
     data_dir: Path | None = None
     """Where its data is now, if it has moved."""
-    device: str | None = None
-    """Where to compute (None: a GPU if there is one)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute; auto takes a GPU if there is one."""
     workers: int | None = None
     """Processes that decode images (None: as in training)."""
 
@@ -99,8 +99,8 @@ class Embed:
     """Images, with or without subfolders."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """File to write, which must not exist: .parquet, .npz or .csv."""
-    device: str | None = None
-    """Where to compute (None: a GPU if there is one)."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute; auto takes a GPU if there is one."""
     batch_size: int = 256
     """Images at a time."""
     workers: int = 4

@@ -9,12 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fmicl.data import find_images, plain_batches
 from fmicl.evaluation import extract_features
-from fmicl.runs import EncoderConfig, load_encoder, open_run
+from fmicl.runs import EncoderConfig, load_encoder, open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
 GREY = (0.299, 0.587, 0.114)
@@ -26,7 +25,7 @@ def embed_folder(
     folder: Path,
     output: Path,
     *,
-    device: str | None = None,
+    device: str = "auto",
     batch_size: int = 256,
     workers: int = 4,
 ) -> tuple[int, tuple[str, ...]]:
@@ -44,7 +43,7 @@ def embed_folder(
         run: a run folder.
         folder: images, with or without subfolders.
         output: the file to write; its ending says the format.
-        device: where to compute; None takes a GPU if there is one.
+        device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         batch_size: images at a time.
         workers: processes that decode images.
 
@@ -63,7 +62,7 @@ def embed_folder(
     if not output.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
     config = EncoderConfig.read(open_run(run))
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    target = pick_device(device)
     encoder = load_encoder(run).to(target)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are returned
@@ -87,6 +86,7 @@ def normalise(images: Tensor, config: EncoderConfig) -> Tensor:
     """Colour images (N, 3, H, W) in [0, 1] as an encoder wants them: grey if it was trained on one channel.
 
     Example:
+        >>> import torch
         >>> config = EncoderConfig("small_conv", 8, 1, 256, (0.5,), (0.5,), {})
         >>> normalise(torch.ones(1, 3, 1, 1), config).flatten()
         tensor([1.])
@@ -104,7 +104,7 @@ def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:
         FileExistsError: the output exists.
 
     Example:
-        >>> import tempfile
+        >>> import tempfile, torch
         >>> output = Path(tempfile.mkdtemp()) / "x.csv"
         >>> write_table(output, ["a.png"], torch.tensor([[1.0, 0.5]]))
         >>> print(output.read_text())

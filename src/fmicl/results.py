@@ -15,7 +15,17 @@ from fmicl.analysis import alignment, effective_rank, nearest_neighbours, pair_d
 from fmicl.data import Samples, Splits, ViewStream, load_images, pictures, plain_batches
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
 from fmicl.recipes import Recipe
-from fmicl.runs import EncoderConfig, Run, load_encoder, load_projection, open_run, read_json, read_recipe, write_json
+from fmicl.runs import (
+    EncoderConfig,
+    Run,
+    load_encoder,
+    load_projection,
+    open_run,
+    pick_device,
+    read_json,
+    read_recipe,
+    write_json,
+)
 from fmicl.runs import write_whole as _write_whole
 
 EVALUATION_BATCH = 512
@@ -30,7 +40,7 @@ def evaluate_run(
     *,
     splits: Splits | None = None,
     data_dir: Path | None = None,
-    device: torch.device | str | None = None,
+    device: str = "auto",
     workers: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate the encoder that a run left, after its last epoch, and write results.json and arrays.safetensors.
@@ -43,7 +53,7 @@ def evaluate_run(
         run: the run folder.
         splits: its data, where it is in memory already.
         data_dir: where the data is now, if it has moved.
-        device: where to compute; None takes a GPU if there is one.
+        device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
 
     Returns:
@@ -56,25 +66,25 @@ def evaluate_run(
     recipe = read_recipe(run)[1]
     changes: dict[str, Any] = {"data_dir": data_dir, "workers": workers, "download": False}
     recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    encoder, projection = load_encoder(run.path).to(device), load_projection(run).to(device)
+    place = pick_device(device)
+    encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
     if splits is None:
         splits = load_splits(recipe)
     results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
-    features, labels = _features(encoder, gallery, recipe, device)
+    features, labels = _features(encoder, gallery, recipe, place)
     query_features = None
     if splits.test is not None and labels is not None:
-        query_features, query_labels = _features(encoder, splits.test, recipe, device)
+        query_features, query_labels = _features(encoder, splits.test, recipe, place)
         assert query_labels is not None
         results |= _accuracies(features, labels, query_features, query_labels, recipe)
         results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(splits.test)}
         if recipe.baselines:
-            results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, device)
+            results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, place)
             torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
-            results["untrained"] = _baseline(EncoderConfig.read(run).build().to(device), splits, recipe, device)
-    geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, device)
+            results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, recipe, place)
+    geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, place)
     results |= geometry
     results["skipped_images"] = len(splits.skipped)
     arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)

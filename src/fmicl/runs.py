@@ -339,6 +339,28 @@ def load_projection(run: Run) -> nn.Module:
     return head.eval()
 
 
+def pick_device(kind: str = "auto") -> torch.device:
+    """The device of this process: the one asked for, or a GPU if there is one.
+
+    Raises:
+        ValueError: there is none of the kind, or no such kind.
+
+    Example:
+        >>> pick_device("cpu")
+        device(type='cpu')
+    """
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if kind == "auto":
+        kind = next(name for name, there in available.items() if there)
+    if kind not in available:
+        raise ValueError(f"there is no device {kind!r}; there are: auto, {', '.join(available)}")
+    if not available[kind]:
+        raise ValueError(f"device {kind} was asked for, but this machine has none that torch can use")
+    if kind != "cuda":
+        return torch.device(kind)
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))))
+
+
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
     write_whole(path, lambda temporary: torch.save(state, temporary))

@@ -29,7 +29,7 @@ from fmicl.models import build_encoder
 from fmicl.progress import Progress
 from fmicl.recipes import Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
-from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, read_recipe, write_settings
+from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, pick_device, read_recipe, write_settings
 from fmicl.similarities import Gaussian
 
 MACHINE = frozenset(
@@ -60,7 +60,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
     """
     with _quiet_lightning():
-        device, processes = resolve_device(recipe), resolve_processes(recipe)
+        device, processes = pick_device(recipe.device), resolve_processes(recipe)
         _check_batch(recipe, processes.world_size)
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         build_objective(recipe)  # wrong settings are found before data is read and a folder made
@@ -80,7 +80,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             return None
         config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
         export(run, method.encoder, method.projection, config)
-        evaluate_run(run, splits=splits, device=device)
+        evaluate_run(run, splits=splits, device=recipe.device)
     from fmicl.report import write_report
 
     write_report(run.path)
@@ -152,20 +152,6 @@ def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> 
     if kind is MoCo:
         options["queue"] = recipe.queue
     return kind(encoder, build_objective(recipe), optimisation, **options)
-
-
-def resolve_device(recipe: Recipe) -> torch.device:
-    """The device of this process.
-
-    Raises:
-        ValueError: a device was asked for that this machine doesn't have.
-    """
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    kind = recipe.device if recipe.device != "auto" else next(name for name, there in available.items() if there)
-    if not available[kind]:
-        raise ValueError(f"device {kind} was asked for, but this machine has none that torch can use")
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", 0))) if kind == "cuda" else None
-    return torch.device(kind, local) if local is not None else torch.device(kind)
 
 
 @dataclasses.dataclass(frozen=True)

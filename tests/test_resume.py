@@ -154,6 +154,25 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pyte
     test_cut_anywhere("simclr", 7, 3, 1, tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--epochs", "5000"]
+    process = subprocess.Popen(
+        [*command, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "run" / "metrics.csv").exists() or (tmp_path / "run" / "metrics.csv").stat().st_size < 200:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(getattr(signal, name))
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == {"SIGTERM": 143, "SIGINT": 130}[name]
+    assert "the same command with --resume goes on" in error
+    assert "Traceback" not in error
+    assert runs.Run(tmp_path / "run").checkpoint.exists() == (name == "SIGTERM")
+
+
 def test_resume_refuses_other_settings_and_takes_another_machine(tmp_path: Path) -> None:
     train(digits(epochs=1), out=tmp_path / "run")
     with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -314,6 +315,16 @@ class Checkpoints(Callback):
         due = self.steps > 0 and pl_module.step - self._last_step >= self.steps
         due |= pl_module.batches % self.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
         if done or due or age > 60 * self.minutes:
+            self.write(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """A run that is asked to end (SIGTERM: a scheduler wants the machine) keeps what it has done.
+
+        Lightning heeds that signal between two batches; other exceptions may come in the middle of a step.
+        """
+        assert isinstance(pl_module, Method)
+        whole = pl_module.batches % pl_module.optimisation.accumulate == 0 and pl_module.step > self._last_step
+        if isinstance(exception, SIGTERMException) and self.run is not None and whole:
             self.write(trainer, pl_module)
 
     def write(self, trainer: Trainer, method: Method) -> None:

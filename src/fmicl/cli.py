@@ -174,9 +174,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _parse(arguments)()
     except (ValueError, OSError) as error:
         return _complain(error, 2)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("fmicl: stopped; the same command with --resume goes on", file=sys.stderr)
-        return 130
+        return 143 if "SIGTERM" in stop.args else 130  # as a shell would say it
     except RuntimeError as error:
         if type(error).__name__ != "NonFiniteError":  # a bug, or a machine out of memory: its traceback is of use
             raise

@@ -18,6 +18,7 @@ from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 import fmicl
@@ -58,6 +59,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         FileExistsError: ``out`` exists.
         ValueError: settings that don't go together, or a resumed run that was started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
+        KeyboardInterrupt: the run was stopped by Ctrl-C, or by SIGTERM, which leaves a checkpoint.
     """
     with _quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
@@ -298,7 +300,12 @@ def _fit(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(method, remaining)
+    try:
+        trainer.fit(method, remaining)
+    except SystemExit as stopped:
+        # Lightning turns Ctrl-C and SIGTERM into exits, the latter with code 0, as if the run had come to its end.
+        name = "SIGTERM" if isinstance(stopped, SIGTERMException) else "SIGINT"
+        raise KeyboardInterrupt(name) from stopped
 
 
 def resolve_precision(recipe: Recipe, device: torch.device) -> Literal["32-true", "bf16-mixed"]:

@@ -1,0 +1,110 @@
+"""The picture of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
+
+    python benchmarks/growth.py benchmarks/results/loss-h200.json benchmarks/results/loss-cpu.json
+
+Tables go between the markers of the README that name the device; what is outside them stays as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import tables  # noqa: E402
+
+Data = dict[str, Any]
+
+COLOURS = {
+    "ours, triton fast": "#c8102e",
+    "ours, triton high": "#e8833a",
+    "ours, tiled": "#8e44ad",
+    "ours, reference (dense)": "#7f8c8d",
+    "dense, bf16 autocast": "#b0b7bc",
+    "chunked matrix products, eager": "#2e86c1",
+    "KeOps": "#27ae60",
+    "torch.pdist": "#935116",
+}
+
+
+def series(data: Data) -> dict[str, list[tuple[int, float]]]:
+    """Points (N, seconds) of each implementation of the KL sum, for the d of the growth series."""
+    widths = {d for _, d in data["sizes"]["growth"]} or {128}
+    lines: dict[str, list[tuple[int, float]]] = {}
+    for cell in data["cells"]:
+        if cell["kind"] == "time" and cell["setting"] == "kl" and cell["status"] == "ok" and cell["d"] in widths:
+            lines.setdefault(cell["name"], []).append((cell["n"], cell["seconds"]))
+    return {name: sorted(points) for name, points in lines.items()}
+
+
+def draw(measured: list[Data], path: Path) -> None:
+    """One panel for each device: time against N, both logarithmic, with the floor as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(measured), figsize=(6.4 * len(measured), 5), squeeze=False)
+    for axis, data in zip(axes[0], measured, strict=True):
+        lines = series(data)
+        for name, points in lines.items():
+            n, seconds = zip(*points, strict=True)
+            width = 2.4 if name.startswith("ours, triton") or name == "ours, tiled" else 1.2
+            axis.plot(n, seconds, "o-", label=name, color=COLOURS.get(name), linewidth=width, markersize=4)
+        widths = sorted({d for _, d in data["sizes"]["growth"]} or {128})
+        if lines and data["rate"]:
+            every = sorted({n for points in lines.values() for n, _ in points})
+            floor = [4 * n**2 * widths[0] / data["rate"] for n in every]
+            axis.plot(every, floor, "k--", linewidth=1, label="floor: 4 N² d at the matrix rate")
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("N, rows")
+        axis.set_ylabel("loss and gradient, seconds")
+        axis.set_title(f"KL, d = {widths[0]}, {data['machine']['dtype']}\n{data['machine']['name']}", fontsize=10)
+        axis.grid(True, which="major", alpha=0.3)
+        if lines:
+            axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def replace(text: str, name: str, content: str) -> str:
+    """Put content between the markers of that name.
+
+    Raises:
+        ValueError: if the text has no such markers.
+    """
+    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found_begin and found_end):
+        raise ValueError(f"there is no part between {begin} and {end} to put the tables into")
+    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=Path, nargs="+", help="files that benchmarks/loss.py wrote")
+    parser.add_argument("--readme", type=Path, default=HERE / "README.md", help="file with the markers")
+    parser.add_argument("--figure", type=Path, default=HERE / "growth.png", help="picture to write")
+    options = parser.parse_args()
+    measured: list[Data] = [json.loads(path.read_text()) for path in options.json]
+    text = options.readme.read_text()
+    for data in measured:
+        content = tables.render(data)
+        print(content)
+        text = replace(text, data["machine"]["device"], content)
+        if data["machine"]["device"] == "cuda" and data["rate"]:
+            text = replace(text, "paper", tables.paper(data["rate"], data["cells"]))
+    draw(measured, options.figure)
+    options.readme.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

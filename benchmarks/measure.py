@@ -1,0 +1,179 @@
+"""Time, memory and error of a step (loss plus gradient), on a CUDA GPU or on the CPU.
+
+Time on CUDA is between two events. The GPU is given something to do first, so that Python is ahead of it and the time
+is the GPU's own (`seconds`); what the same step takes when it is called again and again from Python, launches and all,
+is `seconds_called`. For a step of a millisecond or more the two are the same.
+
+Memory is what a step needs beyond its inputs and the gradient that it leaves in them. On CUDA the allocator knows its
+peak. On the CPU it is the peak of the resident set of a process that has done nothing but a tiny step before.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+__all__ = ["Step", "inputs", "kl_errors", "matmul_rate", "measure"]
+
+Step = Callable[[], Tensor]
+"""Computes a loss and leaves its gradient in the leaves; returns the loss."""
+
+MATMUL = {"cuda": (8192, torch.bfloat16), "cpu": (4096, torch.float32)}
+AHEAD = 4_000_000  # GPU cycles (about 2 ms) that Python gets as a head start
+
+
+def inputs(n: int, d: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two leaves of random unit rows; the second is a view of the first's samples."""
+    generator = torch.Generator(device).manual_seed(0)
+    x = torch.randn(n, d, generator=generator, device=device)
+    y = x + 0.5 * torch.randn(n, d, generator=generator, device=device)
+    rows = (torch.nn.functional.normalize(value, dim=1).to(dtype) for value in (x, y))
+    first, second = (value.requires_grad_() for value in rows)
+    return first, second
+
+
+def measure(step: Step, leaves: tuple[Tensor, ...], limit: float) -> dict[str, float]:
+    """Memory of the first step, then times of as many as fit into `limit` seconds.
+
+    Returns:
+        seconds (median), seconds_best, seconds_called, repeats, memory (bytes beyond inputs and gradient) and value.
+    """
+    cuda = leaves[0].device.type == "cuda"
+    if cuda:
+        _run(step, leaves)  # compiles; what that allocates is no part of a step
+        torch.cuda.synchronize()
+    memory, value = _memory(step, leaves)
+    first = _once(step, leaves)
+    if first > limit:
+        times, called = [first], first
+    else:
+        # half of the time for steps one by one, half for those called one after the other
+        repeats = int(min(100 if cuda else 30, max(3, limit / max(first, 1e-6) / 2)))
+        for _ in range(min(10, repeats // 5)):
+            _run(step, leaves)
+        times = _events(step, leaves, repeats) if cuda else [_once(step, leaves) for _ in range(repeats)]
+        called = _called(step, leaves, repeats) if cuda and repeats > 3 else statistics.median(times)
+    return {
+        "seconds": statistics.median(times),
+        "seconds_best": min(times),
+        "seconds_called": called,
+        "repeats": len(times),
+        "memory": memory,
+        "value": value,
+    }
+
+
+def _run(step: Step, leaves: tuple[Tensor, ...]) -> Tensor:
+    for leaf in leaves:
+        leaf.grad = None
+    return step()
+
+
+def _synchronise(leaves: tuple[Tensor, ...]) -> None:
+    if leaves[0].device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def _once(step: Step, leaves: tuple[Tensor, ...]) -> float:
+    _synchronise(leaves)
+    start = time.perf_counter()
+    _run(step, leaves)
+    _synchronise(leaves)
+    return time.perf_counter() - start
+
+
+def _events(step: Step, leaves: tuple[Tensor, ...], repeats: int) -> list[float]:
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
+    for start, end in pairs:
+        torch.cuda.synchronize()
+        torch.cuda._sleep(AHEAD)
+        start.record()
+        _run(step, leaves)
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in pairs]
+
+
+def _called(step: Step, leaves: tuple[Tensor, ...], repeats: int) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        _run(step, leaves)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / repeats
+
+
+def _memory(step: Step, leaves: tuple[Tensor, ...]) -> tuple[float, float]:
+    """Peak of a step beyond what is there before it and the gradient that it leaves; and its loss."""
+    for leaf in leaves:
+        leaf.grad = None
+    gc.collect()
+    if leaves[0].device.type == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        value = float(_run(step, leaves).detach())
+        peak = torch.cuda.max_memory_allocated() - before
+    else:
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+        value = float(_run(step, leaves).detach())
+        peak = _resident("VmHWM") - before
+    gradient = sum(leaf.grad.nbytes for leaf in leaves if leaf.grad is not None)
+    return max(0, peak - gradient), value
+
+
+def _resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}; peak memory on the CPU is measured on Linux only")
+
+
+def matmul_rate(device: str, quick: bool = False) -> float:
+    """Operations a second of a square matrix product of random numbers, the median of several."""
+    size, dtype = MATMUL[device]
+    size = 512 if quick else size
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+
+    def step() -> Tensor:
+        return torch.mm(a, b, out=out)
+
+    for _ in range(3):
+        step()
+    times = _events(step, (a,), 50) if device == "cuda" else [_once(step, (a,)) for _ in range(7)]
+    return 2 * size**3 / statistics.median(times)
+
+
+def kl_errors(
+    total: Tensor, gradient: Tensor, x: Tensor, offset: float, scale: float, rows: int = 2048
+) -> tuple[float, float]:
+    """Relative errors of sum_{i != j} exp(offset + scale x_i.x_j), and in norm of its gradient, against float64.
+
+    The gradient is compared on the first `rows` rows; the sum is over all pairs, in portions.
+    """
+    exact = x.detach().double()
+    n = len(exact)
+    reference = exact.new_zeros(())
+    compared: list[Tensor] = []
+    portion = max(1, min(rows, 2**27 // n))
+    for start in range(0, n, portion):
+        a = exact[start : start + portion]
+        weights = torch.addmm(exact.new_tensor(offset), a, exact.T, alpha=scale).exp_()
+        weights.diagonal(start)[: len(a)].zero_()
+        reference += weights.sum()
+        if start < rows:
+            compared.append(2 * scale * (weights @ exact))
+    wanted = torch.cat(compared)[:rows]
+    found = gradient.detach()[:rows].double()
+    return (
+        float((total.double() - reference).abs() / reference.abs()),
+        float((found - wanted).norm() / wanted.norm()),
+    )

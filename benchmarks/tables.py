@@ -1,0 +1,231 @@
+"""The tables of a measurement, from its JSON, in Markdown; and the one on paper, of many GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["paper", "render", "summary"]
+
+Cell = dict[str, Any]
+
+# what we aim at on one H200: seconds, and bytes beyond inputs and gradient
+TARGETS = {
+    (65536, 128): (2.4e-3, 64e6),
+    (65536, 512): (15e-3, 64e6),
+    (1048576, 128): (750e-3, 512e6),
+    (4096, 512): (0.1e-3, 16e6),
+}
+TITLES = {
+    "kl": "KL: the sum over all pairs and its gradient",
+    "infonce": "InfoNCE in one direction (x against y), gradient in both",
+    "ntxent": "NT-Xent (SimCLR): 2 N views against each other",
+    "loss": "Whole losses of two views, gradient in both",
+}
+FLOORS = {"kl": "4 N² d", "infonce": "8 N² d", "ntxent": "24 N² d", "loss": "4 N² d, the spectral loss 6 N² d"}
+
+
+def render(data: dict[str, Any]) -> str:
+    """All tables of one measurement."""
+    cells = data["cells"]
+    parts = [summary(data)]
+    parts += [_compared(setting, [cell for cell in cells if _is(cell, setting)], data) for setting in TITLES]
+    parts += [_divergences(cells), _errors(cells), _growth(cells, data["sizes"]["growth"]), _shares(cells)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def summary(data: dict[str, Any]) -> str:
+    """On what, with what, when."""
+    machine = data["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
+    rate = f"{data['rate'] / 1e12:.3g} TFLOP/s" if data["rate"] else "not measured"
+    size = "8,192³" if machine["device"] == "cuda" else "4,096³"
+    if machine["quick"]:
+        size = "small"
+    return (
+        f"{machine['name']}{threads}; {machine['dtype']} inputs; {versions}. Measured {machine['date']} at commit "
+        f"{machine['commit']} by `{machine['command']}`. Matrix rate in the same run ({machine['dtype']}, {size}): "
+        f"{rate}."
+    )
+
+
+def _is(cell: Cell, setting: str) -> bool:
+    return bool(cell["setting"] == setting and cell["kind"] == "time")
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.2f} s"
+    if value < 1e-4:
+        return f"{value * 1e6:.3g} µs"
+    return f"{value * 1e3:.3g} ms" if value < 0.1 else f"{value * 1e3:.0f} ms"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 1e6:,.0f} MB" if value >= 9.5e5 else f"{value / 1e6:.2f} MB"
+
+
+def _compared(setting: str, cells: list[Cell], data: dict[str, Any]) -> str:
+    """The setting's sizes, one implementation a line."""
+    if not cells:
+        return ""
+    shown = sorted((tuple(size) for size in data["sizes"][setting]), key=lambda size: size[0] ** 2 * size[1])
+    h200 = "H200" in data["machine"]["name"] and setting == "kl"
+    cuda = data["machine"]["device"] == "cuda"
+    lines = []
+    for n, d in shown:
+        here = [cell for cell in cells if (cell["n"], cell["d"]) == (n, d)]
+        best = next((cell["seconds"] for cell in here if cell["ours"] and cell["status"] == "ok"), None)
+        for cell in here:
+            via = "" if cell["via"] in cell["name"] else f" ({cell['via']})"
+            line = [f"{n:,}", f"{d}", cell["name"] + via]
+            if cell["status"] != "ok":
+                lines.append([*line, cell["status"], *[""] * (4 + cuda + h200)])
+                continue
+            line.append(_seconds(cell["seconds"]))
+            if cuda:
+                line.append(_seconds(cell["seconds_called"]))
+            line.append(_seconds(cell["floor"]) if "floor" in cell else "")
+            line.append(f"{100 * cell['floor'] / cell['seconds']:.0f} %" if "floor" in cell else "")
+            line.append(f"{cell['seconds'] / best:.2f}" if best else "")
+            line.append(_bytes(cell["memory"]))
+            if h200:
+                line.append(_target(cell))
+            lines.append(line)
+    header = ["N", "d", "implementation", "time", *(["called from Python"] if cuda else [])]
+    header += ["floor", "floor / time", "times ours", "memory", *(["target"] if h200 else [])]
+    return f"**{TITLES[setting]}** (floor: {FLOORS[setting]} operations)\n\n{_table(header, lines)}"
+
+
+def _target(cell: Cell) -> str:
+    wanted = TARGETS.get((cell["n"], cell["d"]))
+    if wanted is None or cell["name"] != "ours, triton fast":
+        return ""
+    seconds, memory = wanted
+    met = cell["seconds"] <= seconds and cell["memory"] <= memory
+    return f"{_seconds(seconds)}, {_bytes(memory)}: {'met' if met else 'missed'}"
+
+
+def _divergences(cells: list[Cell]) -> str:
+    found = [cell for cell in cells if _is(cell, "divergence")]
+    if not found:
+        return ""
+    kl = next((cell["seconds"] for cell in found if cell["name"] == "kl" and cell["status"] == "ok"), None)
+    lines = []
+    for cell in found:
+        if cell["status"] == "ok":
+            ratio = f"{cell['seconds'] / kl:.2f}" if kl else ""
+            lines.append([cell["name"], _seconds(cell["seconds"]), ratio, _bytes(cell["memory"])])
+        else:
+            lines.append([cell["name"], cell["status"], "", ""])
+    n, d = found[0]["n"], found[0]["d"]
+    return f'**The nine divergences** (N = {n:,}, d = {d}, pair_sum, kernel="auto")\n\n' + _table(
+        ["divergence", "time", "times KL", "memory"], lines
+    )
+
+
+def _errors(cells: list[Cell]) -> str:
+    found = [cell for cell in cells if cell["kind"] == "error"]
+    if not found:
+        return ""
+    lines = []
+    for cell in sorted(found, key=lambda cell: cell["n"] ** 2 * cell["d"]):
+        good = cell["status"] == "ok"
+        numbers = [f"{cell['loss_error']:.1e}", f"{cell['gradient_error']:.1e}"] if good else [cell["status"], ""]
+        lines.append([f"{cell['n']:,}", str(cell["d"]), cell["name"], *numbers])
+    return (
+        "**Relative error against float64** (KL; loss over all pairs, gradient in norm over 2,048 rows)\n\n"
+        + _table(["N", "d", "implementation", "loss", "gradient"], lines)
+    )
+
+
+def _growth(cells: list[Cell], sizes: list[list[int]]) -> str:
+    parts = []
+    series = [(n, d) for n, d in sizes]
+    for setting in ("kl", "infonce"):
+        found = [cell for cell in cells if _is(cell, setting)]
+        if not (found and series):
+            continue
+        names = list(dict.fromkeys(cell["name"] for cell in found))
+        by_place = {(cell["name"], cell["n"], cell["d"]): cell for cell in found}
+        lines = []
+        for name in names:
+            line = [name]
+            for n, d in series:
+                cell = by_place.get((name, n, d))
+                status = cell["status"].split(":")[0] if cell else ""
+                line.append(_seconds(cell["seconds"]) if cell and status == "ok" else status)
+            lines.append(line)
+        floors = [
+            next((c["floor"] for c in found if (c["n"], c["d"]) == size and "floor" in c), None) for size in series
+        ]
+        lines.append(["*floor*", *("" if floor is None else f"*{_seconds(floor)}*" for floor in floors)])
+        title = f"**Growth, {setting}** (d = {series[0][1]})"
+        parts.append(f"{title}\n\n" + _table(["", *(f"{n:,}" for n, _ in series)], lines))
+    return "\n\n".join(parts)
+
+
+def _shares(cells: list[Cell]) -> str:
+    found = [cell for cell in cells if _is(cell, "share")]
+    if not found:
+        return ""
+    lines = []
+    for cell in found:
+        good = cell["status"] == "ok"
+        line = [f"{cell['n']:,}", f"{cell['columns']:,}", str(cell["d"])]
+        line += [
+            _seconds(cell["seconds"]) if good else cell["status"],
+            _seconds(cell["floor"]) if "floor" in cell else "",
+        ]
+        lines.append([*line, f"{cell['operations'] / cell['seconds'] / 1e12:.0f}" if good else ""])
+    title = "**What one of several processes computes** (rows against the columns of all, and of one ring step)"
+    return f"{title}\n\n" + _table(["rows", "columns", "d", "time", "floor", "TFLOP/s"], lines)
+
+
+# --- on paper --------------------------------------------------------------------------------------------------------
+
+BATCH = 2**20
+NVLINK, INFINIBAND = 450e9, 50e9  # bytes a second, one way, of a GPU
+CARDS = 8  # GPUs of a node, each with an InfiniBand card
+
+
+def paper(rate: float, cells: list[Cell] | None = None) -> str:
+    """One step at a global batch of 2^20 on 8, 64 and 512 GPUs.
+
+    Args:
+        rate: operations a second of a GPU, for what is not measured.
+        cells: of a measurement; its "share" cells say what a GPU's rows take against all columns, and in a ring step.
+    """
+    measured = {
+        (cell["n"], cell["columns"], cell["d"]): cell["seconds"]
+        for cell in cells or []
+        if _is(cell, "share") and cell["status"] == "ok"
+    }
+
+    def compute(rows: int, columns: int, d: int) -> float:
+        return measured.get((rows, columns, d)) or 4 * rows * columns * d / rate
+
+    lines = []
+    for d in (128, 512):
+        for processes in (8, 64, 512):
+            rows = BATCH // processes
+            whole, step = compute(rows, BATCH, d), compute(rows, rows, d)
+            inside = processes <= CARDS
+            for width in (4, 2):
+                moved = (processes - 1) * rows * d * width
+                transfer = rows * d * width / (NVLINK if inside else INFINIBAND)
+                ring = step + (processes - 1) * max(step, transfer)
+                # between nodes NCCL's all-gather uses the cards of all eight GPUs at once, the ring one
+                gather = moved / (NVLINK if inside else CARDS * INFINIBAND)
+                first = [str(d), str(processes), f"{rows:,}", str(width), _seconds(whole), _bytes(moved)]
+                hidden = "yes" if step >= transfer else "no"
+                lines.append([*first, *map(_seconds, (step, transfer)), hidden, *map(_seconds, (ring, gather + whole))])
+    header = ["d", "GPUs", "rows each", "bytes a number", "compute", "moved per link"]
+    header += ["ring step: compute", "ring step: transfer", "hidden", "in all, ring", "in all, all-gather"]
+    source = f"Compute at {rate / 1e12:.0f} TFLOP/s" if not measured else "Compute as measured on one GPU (table above)"
+    return f"{source}; links as assumed above.\n\n{_table(header, lines)}"

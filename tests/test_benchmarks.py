@@ -1,0 +1,154 @@
+"""The benchmark runs, its rows compute the same thing, and its tables and picture come out of the JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("benchmark") / "new" / "loss.json"
+    printed = run("loss.py", "--quick", "--device", "cpu", "--json", str(path))
+    assert "| ours, tiled (pair_sum) |" in printed
+    return path
+
+
+def test_quick_run_measures_every_row_of_ours(measured: Path) -> None:
+    data = json.loads(measured.read_text())
+    assert data["rate"] > 0
+    assert data["machine"]["device"] == "cpu"
+    for cell in data["cells"]:
+        if cell["ours"]:
+            assert cell["status"] == "ok", cell
+        if cell["kind"] == "time" and cell["status"] == "ok":
+            assert cell["seconds"] > 0
+            assert cell["memory"] >= 0
+            assert cell["floor"] == pytest.approx(cell["operations"] / data["rate"])
+    errors = [cell for cell in data["cells"] if cell["kind"] == "error"]
+    assert errors
+    for cell in errors:
+        assert cell["loss_error"] < 1e-6
+        assert cell["gradient_error"] < 1e-6
+
+
+def test_rows_of_a_setting_have_one_value(measured: Path) -> None:
+    values: dict[tuple[str, int], list[float]] = {}
+    for cell in json.loads(measured.read_text())["cells"]:
+        if cell["setting"] in ("kl", "infonce", "ntxent") and "value" in cell:
+            values.setdefault((cell["setting"], cell["n"]), []).append(cell["value"])
+    assert len(values[("kl", 256)]) >= 4
+    for found in values.values():
+        assert found == pytest.approx([found[0]] * len(found), rel=1e-5)
+
+
+def test_growth_writes_the_picture_and_between_the_markers_only(measured: Path, tmp_path: Path) -> None:
+    readme, figure = tmp_path / "README.md", tmp_path / "growth.png"
+    readme.write_text("before\n<!-- begin cpu -->\nold\n<!-- end cpu -->\nafter\n")
+    arguments = (str(measured), "--readme", str(readme), "--figure", str(figure))
+    run("growth.py", *arguments)
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- begin cpu -->\n")
+    assert text.endswith("<!-- end cpu -->\nafter\n")
+    assert "old" not in text
+    assert "ours, tiled" in text
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    run("growth.py", *arguments)
+    assert readme.read_text() == text
+
+
+def test_readme_has_the_markers() -> None:
+    text = (BENCHMARKS / "README.md").read_text()
+    for name in ("cuda", "cpu", "paper"):
+        assert text.count(f"<!-- begin {name} -->") == text.count(f"<!-- end {name} -->") == 1
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("measure"), importlib.import_module("rows")
+
+
+def along_the_sphere(gradient: Tensor, x: Tensor) -> Tensor:
+    """Without the part that normalisation takes away: there implementations may differ."""
+    x = x.detach()
+    return gradient - (gradient * x).sum(dim=1, keepdim=True) * x
+
+
+def test_rows_of_a_setting_have_one_gradient(modules: tuple[ModuleType, ModuleType]) -> None:
+    measure, rows = modules
+    first: dict[str, list[Tensor]] = {}
+    compared = 0
+    for row in rows.ROWS.values():
+        if row.device == "cuda" or row.setting not in ("kl", "infonce", "ntxent"):
+            continue
+        x, y = measure.inputs(40, 8, "cpu", torch.float32)
+        try:
+            row.make(x, y)()
+        except ImportError:
+            continue
+        found = [along_the_sphere(leaf.grad, leaf) for leaf in (x, y) if leaf.grad is not None]
+        for mine, theirs in zip(first.setdefault(row.setting, found), found, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5 * float(mine.abs().max()))
+            compared += 1
+    assert compared >= 6
+
+
+def test_paper_hides_the_ring_from_that_many_rows_on(modules: tuple[ModuleType, ModuleType]) -> None:
+    del modules  # makes the folder importable
+    tables = importlib.import_module("tables")
+    lines = [[entry.strip() for entry in line.split("|")[1:-1]] for line in tables.paper(772e12).splitlines()[4:]]
+    assert len(lines) == 12
+    for line in lines:
+        processes, rows, width = int(line[1]), int(line[2].replace(",", "")), int(line[3])
+        link = 450e9 if processes <= 8 else 50e9
+        assert line[8] == ("yes" if rows >= width * 772e12 / (4 * link) else "no")
+
+
+def test_a_cell_that_kills_its_process_does_not_end_the_run(
+    modules: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del modules
+    loss = importlib.import_module("loss")
+
+    def run_job(job: str, settings: dict[str, object]) -> dict[str, object]:
+        del settings
+        if job == "dies":
+            os._exit(3)
+        if job == "memory":
+            raise MemoryError
+        if job == "breaks":
+            raise RuntimeError("no such\nkernel")
+        return {"status": "ok"}
+
+    monkeypatch.setattr(loss, "run_job", run_job)
+    worker = loss.Worker({"device": "cpu", "time_limit": 0.1})
+    found = [worker.run(job)["status"] for job in ("dies", "fine", "memory", "breaks", "fine")]
+    worker.stop()
+    assert found == ["error: the process ended with 3", "ok", "oom", "error: RuntimeError: no such kernel", "ok"]

@@ -137,6 +137,6 @@ def _triton_suits(x: Tensor, function: PairFunction | None) -> bool:
         return False
     if torch.cuda.get_device_capability(x.device) < (8, 0):
         return False  # neither bfloat16 nor TF32
-    from fmicl.kernels.triton import lower
+    from fmicl.kernels.lowering import lower
 
     return function is None or lower(function) is not None

@@ -1,0 +1,100 @@
+"""Pair functions as the GPU knows them: a handful of kinds, with the factors and constants taken out."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fmicl.divergences import (
+    JS,
+    KL,
+    VLC,
+    Divergence,
+    Jeffrey,
+    Neyman,
+    Pearson,
+    ReverseKL,
+    SquaredHellinger,
+    Tsallis,
+    Weighted,
+)
+from fmicl.kernels.contract import PairFunction, Square
+from fmicl.similarities import Critic
+
+__all__ = ["LOG2E", "Lowered", "lower"]
+
+LOG2E = math.log2(math.e)
+
+
+class Lowered(NamedTuple):
+    """A pair function in terms of a kind of `device.penalty_and_slope`, at z = offset + scale * c.
+
+    penalty = gain * (the kind's penalty) + constant, and d penalty / dc = slope * (the kind's slope).
+    """
+
+    kind: str
+    offset: float
+    scale: float
+    slope: float
+    gain: float = 1.0
+    constant: float = 0.0
+    order: float = 2.0
+
+
+def lower(function: PairFunction) -> Lowered | None:
+    """The GPU's form of a pair function; None if it has none (a user's own divergence, a shift).
+
+    Example:
+        >>> import fmicl
+        >>> critic = fmicl.Gaussian(gamma=0.5).critic(fmicl.divergence("pearson"), d=8)
+        >>> lower(critic).kind, lower(critic).constant      # expm1(2 r) = exp(2 r) - 1
+        ('exp', -1.0)
+    """
+    if isinstance(function, Square):
+        return Lowered("square", function.offset, function.scale, slope=function.scale)
+    if isinstance(function, Critic):
+        return _lower(function.divergence, function.offset, function.scale, function.free)
+    return None
+
+
+def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> Lowered | None:
+    def exponential(power: float, gain: float, constant: float, slope: float) -> Lowered:
+        """gain * e^(power r) + constant."""
+        return Lowered("exp", power * LOG2E * offset, power * LOG2E * scale, slope * scale, gain, constant)
+
+    unbounded = free and divergence.supremum == math.inf
+    match divergence:
+        case Weighted():
+            inner = _lower(divergence.base, offset - (0 if unbounded else math.log(divergence.alpha)), scale, free)
+            return inner and inner._replace(
+                slope=divergence.alpha * inner.slope,
+                gain=divergence.alpha * inner.gain,
+                constant=divergence.alpha * inner.constant + divergence.constant,
+            )
+        case KL():
+            return _lower(KL(), offset - 1, scale, False) if free else exponential(1.0, 1.0, 0.0, 1.0)
+        case Pearson() if not free:
+            return exponential(2.0, 1.0, -1.0, 2.0)
+        case SquaredHellinger():
+            return exponential(0.5, 1.0, -1.0, 0.5)
+        case Neyman():
+            return exponential(-1.0, -2.0, 2.0, 2.0)
+        case Tsallis() if not free:
+            return exponential(divergence.order, 1.0, 1 / (divergence.order - 1), divergence.order)
+        case ReverseKL():
+            return Lowered("linear", offset - 1, scale, scale)
+        case JS():
+            return Lowered("js", LOG2E * offset, LOG2E * scale, scale, constant=-math.log(2))
+        case VLC():
+            return Lowered("vlc", LOG2E * offset, LOG2E * scale, scale, constant=3.0)
+        case Jeffrey() if not free:
+            return Lowered("jeffrey", LOG2E * offset, LOG2E * scale, scale, constant=-1.0)
+        case Pearson():
+            return Lowered("free_pearson", offset, scale, scale)
+        case Tsallis():
+            constant = 1 / (divergence.order - 1)
+            return Lowered("free_tsallis", offset, scale, scale, constant=constant, order=divergence.order)
+        case Jeffrey():
+            return Lowered("free_jeffrey", offset, scale, scale, constant=-1.0)
+        case _:
+            return None

@@ -1,0 +1,148 @@
+"""Losses over several real processes: the gradient that DistributedDataParallel ends up with is one process's."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import fmicl
+from fmicl.kernels import columns
+
+F64 = torch.float64
+D_IN, D = 5, 4
+
+MODES = ("anchor", "both", "cross")
+CASES: dict[str, Callable[..., nn.Module]] = {
+    **{f"{name}, anchor": functools.partial(fmicl.FMICLLoss, name) for name in fmicl.list_divergences()},
+    **{f"js, {mode}": functools.partial(fmicl.FMICLLoss, "js", negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    **{f"kl, shift, {mode}": functools.partial(fmicl.FMICLLoss, "kl", shift="optimal", negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    "js, shift": functools.partial(fmicl.FMICLLoss, "js", alpha=2.0, shift="optimal"),
+    "js, cosine": functools.partial(fmicl.FMICLLoss, "js", similarity="cosine"),
+    **{f"infonce, {mode}": functools.partial(fmicl.InfoNCELoss, 0.3, mode) for mode in MODES},  # type: ignore[arg-type]
+    **{f"au, {mode}": functools.partial(fmicl.AlignUniformLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    "au, sharp": functools.partial(fmicl.AlignUniformLoss, gamma=400.0),
+    **{f"spectral, {mode}": functools.partial(fmicl.SpectralContrastiveLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+}
+
+
+def data(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2, sum(sizes), D_IN, generator=generator, dtype=F64)
+    return x, x + 0.3 * noise, torch.randn(7, D, generator=generator, dtype=F64)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(D_IN, D, dtype=F64)
+
+
+def gradient(module: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, queue: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The loss, and the gradient of the encoder's weight after backward."""
+    embedded = module(torch.cat([x, y]))
+    value = loss(embedded[: len(x)], embedded[len(x) :], negatives=queue)
+    value.backward()
+    weight = next(module.parameters())
+    assert weight.grad is not None
+    return value.detach(), weight.grad
+
+
+@contextlib.contextmanager
+def process_group(rank: int, world: int, port: int) -> Iterator[None]:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """In each process: every case, by each kernel and both ways for columns to travel."""
+    with process_group(rank, len(sizes), port):
+        x, y, queue = data(sizes)
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        for ring in (False, True):
+            columns.RING_ABOVE = -1 if ring else 2**28
+            for kernel in ("tiled", "reference"):
+                if ring and kernel == "reference":
+                    continue
+                for name, make in CASES.items():
+                    for explicit in (None, queue):
+                        wrapped = DistributedDataParallel(model())
+                        value, grad = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
+                        dist.all_reduce(value)
+                        key = f"{name}, queue" if explicit is not None else name
+                        true_value, true_grad = truth[key]
+                        torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=key)
+                        torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
+        columns.RING_ABOVE = 2**28
+        alone = fmicl.FMICLLoss("kl", gather=False)
+        encoder = model()
+        value, _ = gradient(encoder, alone, x[mine], y[mine], None)
+        torch.testing.assert_close(value, truth[f"alone {rank}"][0])
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(worker: Callable[..., None], world: int, *arguments: object) -> None:
+    mp.spawn(worker, arguments, nprocs=world, join=True)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 4, 1, 2)], ids=str)
+def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
+    """Two and four processes, uneven batches included: equal to 1e-5 for every loss and source of negatives."""
+    x, y, queue = data(sizes)
+    truth: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, make in CASES.items():
+        truth[name] = gradient(model(), make(), x, y, None)
+        truth[f"{name}, queue"] = gradient(model(), make(), x, y, queue)
+    for rank in range(len(sizes)):
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        if sizes[rank] > 1:
+            truth[f"alone {rank}"] = gradient(model(), fmicl.FMICLLoss("kl"), x[mine], y[mine], None)
+    if 1 in sizes:  # a process with one sample can't go alone
+        spawn(check_gathered_only, len(sizes), sizes, free_port(), truth)
+    else:
+        spawn(check_all, len(sizes), sizes, free_port(), truth)
+
+
+def check_gathered_only(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, Tensor]]) -> None:
+    with process_group(rank, len(sizes), port):
+        x, y, _ = data(sizes)
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        for name, make in CASES.items():
+            wrapped = DistributedDataParallel(model())
+            _, grad = gradient(wrapped, make(), x[mine], y[mine], None)
+            torch.testing.assert_close(grad, truth[name][1], rtol=1e-5, atol=1e-9, msg=name)
+        if sizes[rank] == 1:
+            with pytest.raises(ValueError, match="at least two samples"):
+                fmicl.FMICLLoss("kl", gather=False)(x[mine], y[mine])
+
+
+def check_refusals(rank: int, world: int, port: int) -> None:
+    with process_group(rank, world, port):
+        width = 3 + rank
+        with pytest.raises(ValueError, match=r"by rank the shapes are \[\(4, 3\), \(4, 4\)\]"):
+            fmicl.FMICLLoss("kl")(torch.randn(4, width), torch.randn(4, width))
+        x = torch.randn(4, 3, requires_grad=True)
+        value = fmicl.FMICLLoss("kl")(x, torch.randn(4, 3))
+        with pytest.raises(RuntimeError, match="2 processes can't be differentiated twice"):
+            torch.autograd.grad(value, x, create_graph=True)
+
+
+def test_refused_on_all_processes_alike() -> None:
+    """Shapes that don't fit are an error everywhere, not a hang; so is what can't be done."""
+    spawn(check_refusals, 2, 2, free_port())

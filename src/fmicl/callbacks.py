@@ -180,7 +180,7 @@ class Recorder(Callback):
         self._sum = loss if self._sum is None else self._sum + loss
         if self._writer is not None and pl_module.batches % 10 == 0:
             self._writer.add_scalar("batch/loss", float(loss), pl_module.step)
-            self._writer.add_scalar("batch/learning_rate", pl_module.learning_rate, pl_module.step)
+            self._writer.add_scalar("batch/learning_rate", trainer.optimizers[0].param_groups[0]["lr"], pl_module.step)
         if pl_module.batches % self.batches_per_epoch == 0:
             self._end_epoch(trainer, pl_module, outputs)
 
@@ -189,11 +189,11 @@ class Recorder(Callback):
         mean = torch.as_tensor((self._carried + self._sum) / self.batches_per_epoch)
         mean = trainer.strategy.reduce(mean, reduce_op="mean")
         if self.run is not None:
-            self._add_row(method, outputs, float(mean))
+            self._add_row(method, outputs, float(mean), trainer.optimizers[0].param_groups[0]["lr"])
         self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
 
     @torch.no_grad()
-    def _add_row(self, method: Method, outputs: dict[str, Tensor], loss: float) -> None:
+    def _add_row(self, method: Method, outputs: dict[str, Tensor], loss: float, learning_rate: float) -> None:
         epoch = method.batches // self.batches_per_epoch
         x, y = (F.normalize(outputs[name].float(), dim=1) for name in ("first", "second"))
         rank = float(analysis.effective_rank(x))
@@ -204,7 +204,7 @@ class Recorder(Callback):
             knn = self.monitor(method.encoder)
         values = (
             epoch, method.step, loss, float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
-            method.learning_rate, knn, rank, round(seconds, 3), *terms,
+            learning_rate, knn, rank, round(seconds, 3), *terms,
         )  # fmt: skip
         row = dict(zip(COLUMNS, values, strict=True))
         self.rows.append(row)

@@ -31,20 +31,20 @@ class Progress(Callback):
         self.say, self.live = say, live
         self._bar: Any = None
         self._task: Any = None
-        self._began, self._first, self._shown = 0.0, 0, 0.0
+        self._shown, self._done = 0.0, 0  # when, and where the run stood
+        self._rate: float | None = None  # batches a second, of late: the first ones are slow
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, and the bar where there is a terminal."""
         assert isinstance(pl_module, Method)
-        self._began = self._shown = time.monotonic()
-        self._first = pl_module.batches
+        self._shown, self._done = time.monotonic(), pl_module.batches
         if self.live:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
             text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  {task.fields[rate]} images/s  time left"
             self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
             self._bar.start()
-            self._task = self._bar.add_task("", total=self.total, completed=self._first, epoch="", loss="", rate="")
+            self._task = self._bar.add_task("", total=self.total, completed=self._done, epoch="", loss="", rate="")
 
     def on_train_batch_end(
         self,
@@ -59,8 +59,9 @@ class Progress(Callback):
         now, done = time.monotonic(), pl_module.batches
         if now - self._shown < (0.25 if self.live else 10.0) and done < self.total:
             return
-        self._shown = now
-        rate = (done - self._first) / max(now - self._began, 1e-9)
+        recent = (done - self._done) / max(now - self._shown, 1e-9)
+        rate = self._rate = recent if self._rate is None else 0.7 * self._rate + 0.3 * recent
+        self._shown, self._done = now, done
         loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
         epoch = f"{-(-done // self.batches_per_epoch)}/{self.total // self.batches_per_epoch}"
         images = f"{rate * self.batch_size:.0f}"

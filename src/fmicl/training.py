@@ -69,13 +69,16 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         encoder = build_recipe_encoder(recipe)
         splits = load_splits(recipe)
         stream = _stream(recipe, splits, device, processes)
-        run = _open(recipe, name, out, resume, str(device)) if processes.rank == 0 else None
+        old = _old_run(name, out) if resume else None
+        if old is not None and old.finished:  # all processes see this, and none of them waits for another
+            _check_same(old, recipe)
+            if processes.rank == 0:
+                _say(f"the run in {old.path} has ended already")
+            return old if processes.rank == 0 else None
+        run = _open(recipe, name, out, old, str(device)) if processes.rank == 0 else None
         if run is not None:
             _say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             _report_skipped(splits)
-        if run is not None and run.finished:
-            _say("this run has ended already")
-            return run
         method = build_method(recipe, encoder, len(stream))
         _fit(recipe, method, stream, splits, run, device, processes, resume)
         if run is None:
@@ -172,15 +175,22 @@ class Processes:
 
 
 def resolve_processes(recipe: Recipe) -> Processes:
-    """From torchrun or SLURM where one of them started this process, else from the recipe."""
+    """From torchrun or SLURM where one of them started this process, else from the recipe.
+
+    Raises:
+        ValueError: SLURM was not told the number of tasks for each node.
+    """
     if TorchElasticEnvironment.detect():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         return Processes(local, world // local, int(os.environ["RANK"]))
     if SLURMEnvironment.detect():
-        nodes = int(os.environ.get("SLURM_NNODES", 1))
-        # Runs go on by --resume from their own checkpoints; Lightning's requeueing would write others.
-        slurm = SLURMEnvironment(auto_requeue=False)
-        return Processes(int(os.environ["SLURM_NTASKS"]) // nodes, nodes, slurm.global_rank(), (slurm,))
+        try:
+            # Runs go on by --resume from their own checkpoints; Lightning's requeueing would write others.
+            slurm = SLURMEnvironment(auto_requeue=False)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        local, nodes = (int(os.environ.get(f"SLURM_{name}", 1)) for name in ("NTASKS_PER_NODE", "NNODES"))
+        return Processes(local, nodes, slurm.global_rank(), (slurm,))
     # Where Lightning starts the other processes itself, it tells them their number in this way.
     return Processes(recipe.devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if recipe.devices > 1 else 0)
 
@@ -212,13 +222,15 @@ def _compiled(recipe: Recipe, device: torch.device) -> bool:
     return recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda")
 
 
-def _open(recipe: Recipe, name: str, out: Path | None, resume: bool, device: str) -> Run:
-    """Find the folder to go on in, or make a new one."""
-    old = (
-        (Run(out) if out is not None and out.exists() else None if out is not None else latest_run(name))
-        if resume
-        else None
-    )
+def _old_run(name: str, out: Path | None) -> Run | None:
+    """What there is to go on with."""
+    if out is None:
+        return latest_run(name)
+    return Run(out) if out.exists() else None
+
+
+def _open(recipe: Recipe, name: str, out: Path | None, old: Run | None, device: str) -> Run:
+    """The folder to go on in, or a new one."""
     if old is not None and old.settings.exists():
         _check_same(old, recipe)
         return old

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ def parse(*arguments: str) -> Any:
 
 def test_help_answers_within_half_a_second() -> None:
     times = []
-    for _ in range(3):  # the machine may be busy with something else once
-        start = time.perf_counter()
+    for _ in range(3):
+        # The processor's time, not the clock's: other tests run beside this one.
+        before = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
         done = run("--help")
-        times.append(time.perf_counter() - start)
+        times.append(sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before)
         assert done.returncode == 0
     assert min(times) < 0.5
     assert all(command in done.stdout for command in ("train", "evaluate", "embed", "report"))

@@ -85,10 +85,12 @@ def test_killed_and_resumed_run_is_bit_identical(method: Any, tmp_path: Path) ->
     process.wait()
     batches = runs.load_checkpoint(checkpoint)["batches"]
     assert 0 < batches < 3 * 21
+    (checkpoint.parent / ".last.ckpt.1.tmp").write_bytes(b"half")  # as if it had been killed while writing
     assert not (tmp_path / "cut" / "encoder.safetensors").exists()
     resumed = train(recipe, out=tmp_path / "cut", resume=True)
     assert resumed is not None
     assert_same(tmp_path / "whole", tmp_path / "cut")
+    assert not list((tmp_path / "cut").rglob("*.tmp"))
 
 
 class Cut(Exception):  # noqa: N818 (not an error: the test's way of pulling the plug)

@@ -180,6 +180,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             os.close(folder)
 
 
+def remove_halves(run: Run) -> None:
+    """Remove what a killed process left of files that it was just writing."""
+    for path in run.path.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: object) -> None:
     """Write JSON, whole or not at all."""
     write_whole(path, lambda p: p.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))

@@ -30,7 +30,17 @@ from fmicl.models import build_encoder
 from fmicl.progress import Progress
 from fmicl.recipes import Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
-from fmicl.runs import EncoderConfig, Run, export, latest_run, new_run, pick_device, read_recipe, write_settings
+from fmicl.runs import (
+    EncoderConfig,
+    Run,
+    export,
+    latest_run,
+    new_run,
+    pick_device,
+    read_recipe,
+    remove_halves,
+    write_settings,
+)
 from fmicl.similarities import Gaussian
 
 MACHINE = frozenset(
@@ -233,6 +243,7 @@ def _open(recipe: Recipe, name: str, out: Path | None, old: Run | None, device: 
     """The folder to go on in, or a new one."""
     if old is not None and old.settings.exists():
         _check_same(old, recipe)
+        remove_halves(old)
         return old
     if old is not None and any(old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")

@@ -16,7 +16,7 @@ $(READY): pyproject.toml
 	@touch $@
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/fmicl train digits
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fmicl.losses import FMICLLoss as FMICLLoss
     from fmicl.losses import InfoNCELoss as InfoNCELoss
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
+    from fmicl.runs import load_encoder as load_encoder
     from fmicl.similarities import Cosine as Cosine
     from fmicl.similarities import Gaussian as Gaussian
     from fmicl.similarities import Similarity as Similarity
@@ -45,6 +46,7 @@ _HOMES = {
     "SpectralContrastiveLoss": "losses",
     "divergence": "divergences",
     "list_divergences": "divergences",
+    "load_encoder": "runs",
 }
 
 __all__ = [*_HOMES, *_MODULES]

@@ -18,7 +18,7 @@ __all__ = ["logsumexp_gradient", "logsumexp_rows", "pair_rows", "pair_symmetric"
 
 # Rows and columns of a tile. Large enough that the matrix product runs at full rate, small enough that the few
 # arrays of its size stay in a core's cache (CPU) or far below the memory of anything else (GPU).
-_CPU_TILE = 512
+_CPU_TILE = 768
 _GPU_TILE = 4096
 
 

@@ -1,8 +1,9 @@
 """The picture of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
 
-    python benchmarks/growth.py benchmarks/results/loss-h200.json benchmarks/results/loss-cpu.json
+    python benchmarks/growth.py results/loss-h200.json results/loss-h200-rivals.json results/loss-cpu.json
 
-Tables go between the markers of the README that name the device; what is outside them stays as it is.
+Files of one device are put together. Tables go between the markers of the README that name the device; what is outside
+them stays as it is.
 """
 
 from __future__ import annotations
@@ -88,13 +89,39 @@ def replace(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
+def join(files: list[Data]) -> list[Data]:
+    """Put the files of one device together: a cell that the first of them didn't get to is taken from a later one.
+
+    Raises:
+        ValueError: if two files of a device are of different machines or versions.
+    """
+    joined: dict[str, Data] = {}
+    for data in files:
+        first = joined.setdefault(data["machine"]["device"], data)
+        if first is data:
+            continue
+        for key in ("name", "dtype", "versions"):
+            if first["machine"].get(key) != data["machine"].get(key):
+                raise ValueError(f"two files of {data['machine']['device']} differ in {key} and can't be put together")
+        places = {_cell_key(cell): place for place, cell in enumerate(first["cells"])}
+        for cell in data["cells"]:
+            place = places.get(_cell_key(cell))
+            if place is not None and cell["status"] == "ok" and first["cells"][place]["status"] != "ok":
+                first["cells"][place] = cell
+    return list(joined.values())
+
+
+def _cell_key(cell: Data) -> tuple[Any, ...]:
+    return tuple(cell.get(key) for key in ("kind", "setting", "name", "n", "d", "columns"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path, nargs="+", help="files that benchmarks/loss.py wrote")
     parser.add_argument("--readme", type=Path, default=HERE / "README.md", help="file with the markers")
     parser.add_argument("--figure", type=Path, default=HERE / "growth.png", help="picture to write")
     options = parser.parse_args()
-    measured: list[Data] = [json.loads(path.read_text()) for path in options.json]
+    measured = join([json.loads(path.read_text()) for path in options.json])
     text = options.readme.read_text()
     for data in measured:
         content = tables.render(data)

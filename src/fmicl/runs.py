@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+import fmicl
 from fmicl.models import build_encoder
 from fmicl.recipes import Recipe
 
@@ -209,15 +210,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_settings(run: Run, name: str, recipe: Recipe, device: str) -> None:
     """Write settings.json: all that is needed to run it again."""
-    packages = ("fmicl", "torch", "lightning", "timm", "torchvision", "scikit-learn")
+    packages = ("torch", "lightning", "timm", "torchvision", "scikit-learn")
     write_json(
         run.settings,
         {
             "recipe": name,
             "settings": recipe.to_json(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-            "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
-            "device": device,
+            "versions": {"python": platform.python_version(), "fmicl": fmicl.__version__}
+            | {package: _version(package) for package in packages},
+            "device": _describe(device),
             "commit": _commit(),
             "seed": recipe.seed,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -229,6 +231,11 @@ def read_recipe(run: Run) -> tuple[str, Recipe]:
     """Name and settings of a run."""
     settings = read_json(run.settings)
     return str(settings["recipe"]), Recipe.from_json(settings["settings"])
+
+
+def _describe(device: str) -> str:
+    """The device and, of a GPU, which one it is."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else device
 
 
 def _version(package: str) -> str | None:

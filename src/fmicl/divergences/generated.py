@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fmicl.divergences import Divergence
+from fmicl.divergences.base import Divergence
 
 # Convexity is looked for on this range of log u, in float64: e^16 is about 9e6.
 _CHECKED = 16.0

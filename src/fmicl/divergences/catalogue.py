@@ -1,0 +1,340 @@
+"""The nine divergences, formula by formula.
+
+With s = sigmoid(-r) = 1 / (1 + u). Each is tested against the table that is written out again in
+tests/test_divergences.py, and against automatic differentiation of its f.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fmicl.divergences.base import Divergence
+from fmicl.special import log_lambert_w
+
+__all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
+
+
+@dataclass(frozen=True)
+class KL(Divergence):
+    """Kullback-Leibler, f(u) = u log u. InfoNCE's divergence; strong uniformity, the paper's best all-rounder."""
+
+    name = "kl"
+    formula = "u log u"
+    supremum = math.inf
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return torch.xlogy(u, u)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return torch.log(u) + 1
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        return torch.exp(t - 1)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return torch.exp(t - 1)
+
+    def _score(self, r: Tensor) -> Tensor:
+        return r + 1
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return torch.exp(r)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return torch.exp(r)
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.exp_()
+        return e, e
+
+
+@dataclass(frozen=True)
+class ReverseKL(Divergence):
+    """Reverse Kullback-Leibler, f(u) = -log u. Its penalty is linear in r: no uniformity."""
+
+    name = "reverse_kl"
+    formula = "-log u"
+    supremum = 0.0
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return -torch.log(u)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return -1 / u
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        return -1 - torch.log(-t)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return 1 / t.abs()
+
+    def _score(self, r: Tensor) -> Tensor:
+        return -torch.exp(-r)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return r - 1
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return torch.ones_like(r)
+
+
+@dataclass(frozen=True)
+class JS(Divergence):
+    """Jensen-Shannon (twice it), f(u) = u log u - (u + 1) log((u + 1) / 2). Bounded score, forgiving of outliers."""
+
+    name = "js"
+    formula = "u log u - (u+1) log((u+1)/2)"
+    supremum = math.log(2)
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return torch.xlogy(u, 2 * (u / (u + 1))) - torch.log((u + 1) / 2)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return torch.log(2 * (u / (u + 1)))
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        # float32's log 2 may lie a rounding above the real one; the domain ends there all the same
+        return -torch.log1p((-torch.expm1(t)).clamp(min=-1.0))
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return torch.exp(t) / (1 - torch.expm1(t)).clamp(min=0.0)
+
+    def _score(self, r: Tensor) -> Tensor:
+        return math.log(2) + F.logsigmoid(r)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return F.softplus(r) - math.log(2)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return torch.sigmoid(r)
+
+
+@dataclass(frozen=True)
+class Pearson(Divergence):
+    """Pearson's chi-square, f(u) = (u - 1)^2. The spectral contrastive loss is its relative."""
+
+    name = "pearson"
+    formula = "(u-1)^2"
+    supremum = math.inf
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return (u - 1).square()
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return 2 * (u - 1)
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        t = t.clamp(min=-2)
+        return t * (t / 4 + 1)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return (t / 2 + 1).clamp(min=0)
+
+    def _score(self, r: Tensor) -> Tensor:
+        return 2 * torch.expm1(r)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return torch.expm1(2 * r)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return 2 * torch.exp(2 * r)
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.mul_(2).exp_()
+        return e - 1, 2 * e
+
+
+@dataclass(frozen=True)
+class SquaredHellinger(Divergence):
+    """Squared Hellinger, f(u) = (sqrt(u) - 1)^2. Weak penalty tails: wants a larger alpha than KL."""
+
+    name = "squared_hellinger"
+    formula = "(sqrt(u)-1)^2"
+    supremum = 1.0
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return (torch.sqrt(u) - 1).square()
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return 1 - torch.rsqrt(u)
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        return t / (1 - t)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return 1 / (1 - t).square()
+
+    def _score(self, r: Tensor) -> Tensor:
+        return -torch.expm1(-r / 2)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return torch.expm1(r / 2)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return torch.exp(r / 2) / 2
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.mul_(0.5).exp_()
+        return e - 1, 0.5 * e
+
+
+@dataclass(frozen=True)
+class Neyman(Divergence):
+    """Neyman's chi-square, f(u) = (1 - u)^2 / u. Its penalty is concave in the distance: negatives collapse."""
+
+    name = "neyman"
+    formula = "(1-u)^2 / u"
+    supremum = 1.0
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return (1 - u).square() / u
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return 1 - u.pow(-2)
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        return 2 * t / (1 + torch.sqrt(1 - t))
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return torch.rsqrt(1 - t)
+
+    def _score(self, r: Tensor) -> Tensor:
+        return -torch.expm1(-2 * r)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return -2 * torch.expm1(-r)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return 2 * torch.exp(-r)
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.neg_().exp_()
+        return 2 - 2 * e, 2 * e
+
+
+@dataclass(frozen=True)
+class Jeffrey(Divergence):
+    """Jeffrey's, KL plus reverse KL, f(u) = (u - 1) log u."""
+
+    name = "jeffrey"
+    formula = "(u-1) log u"
+    supremum = math.inf
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return (u - 1) * torch.log(u)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return torch.log(u) + (u - 1) / u
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        # W + 1/W + t - 2 with W = W(e^(1-t)); as W + log W = 1 - t, it is 1/W - 1 - log W, free of cancellation
+        log_w = log_lambert_w(1 - t)
+        return torch.expm1(-log_w) - log_w
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return torch.exp(-log_lambert_w(1 - t))
+
+    def _score(self, r: Tensor) -> Tensor:
+        return r - torch.expm1(-r)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return torch.expm1(r) + r
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return torch.exp(r) + 1
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = torch.exp(r)
+        return e - 1 + r, e + 1
+
+
+@dataclass(frozen=True)
+class Tsallis(Divergence):
+    """Tsallis of order a > 1, f(u) = (u^a - 1) / (a - 1). The paper takes a = 3; a -> 1 is KL up to a linear term."""
+
+    order: float = 3.0
+
+    name = "tsallis"
+    formula = "(u^a-1)/(a-1)"
+    supremum = math.inf
+    closed_form = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.order) and self.order > 1):
+            raise ValueError(f"tsallis needs a finite order > 1, got order={self.order}; KL is the limit of order -> 1")
+
+    def _f(self, u: Tensor) -> Tensor:
+        return (u.pow(self.order) - 1) / (self.order - 1)
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return self.order / (self.order - 1) * u.pow(self.order - 1)
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        base = (t * ((self.order - 1) / self.order)).clamp(min=0)
+        return base.pow(self.order / (self.order - 1)) + 1 / (self.order - 1)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return (t * ((self.order - 1) / self.order)).clamp(min=0).pow(1 / (self.order - 1))
+
+    def _score(self, r: Tensor) -> Tensor:
+        return self.order / (self.order - 1) * torch.exp((self.order - 1) * r)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return torch.exp(self.order * r) + 1 / (self.order - 1)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return self.order * torch.exp(self.order * r)
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        e = r.mul_(self.order).exp_()
+        return e + 1 / (self.order - 1), self.order * e
+
+
+@dataclass(frozen=True)
+class VLC(Divergence):
+    """Vincze-Le Cam, f(u) = (u - 1)^2 / (u + 1). Uniformity is certain for mu < 2 only; see docs/errata.md."""
+
+    name = "vlc"
+    formula = "(u-1)^2 / (u+1)"
+    supremum = 1.0
+    closed_form = True
+
+    def _f(self, u: Tensor) -> Tensor:
+        return (u - 1) * ((u - 1) / (u + 1))
+
+    def _derivative(self, u: Tensor) -> Tensor:
+        return ((u - 1) / (u + 1)) * ((u + 3) / (u + 1))
+
+    def _conjugate(self, t: Tensor) -> Tensor:
+        # 4 - t - 4 sqrt(1 - t) = (2 - sqrt(1 - t))^2 - 1 = (1 - q)(3 - q) at q = sqrt(1 - t), 1 - q = t / (1 + q)
+        q = torch.sqrt(1 - t.clamp(min=-3))
+        return t.clamp(min=-3) / (1 + q) * (3 - q)
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return 2 * torch.rsqrt(1 - t.clamp(min=-3)) - 1
+
+    # With s = sigmoid(-r) = 1 / (1 + u), 1 - 2s = tanh(r / 2): the factored forms keep all digits near r = 0.
+    def _score(self, r: Tensor) -> Tensor:
+        return (torch.tanh(r / 2) * (1 + 2 * torch.sigmoid(-r))).clamp(max=1)  # by no rounding out of the domain
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return torch.tanh(r / 2) * (3 - 2 * torch.sigmoid(-r))
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return 8 * torch.sigmoid(-r) * torch.sigmoid(r).square()
+
+    def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
+        s = r.neg_().sigmoid_()
+        return 3 + s * (4 * s - 8), 8 * s * (1 - s).square_()

@@ -31,7 +31,7 @@ class Optimisation:
     seed: int = 0
 
 
-class Pairs(NamedTuple):
+class Compared(NamedTuple):
     """The loss of a batch with the embeddings (N, d) that it compared, for whoever watches."""
 
     loss: Tensor
@@ -106,7 +106,7 @@ class Method(LightningModule):
         self.batches = 0
 
     @abstractmethod
-    def pairs(self, batch: Batch) -> Pairs:
+    def pairs(self, batch: Batch) -> Compared:
         """The loss of a batch, and what it compared."""
 
     @property
@@ -125,14 +125,14 @@ class Method(LightningModule):
         embeddings: Tensor = self.projection(self.encoder(images))
         return embeddings
 
-    def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Pairs:
+    def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Compared:
         """The objective's loss of x against y, with its two terms where it tells them apart."""
         explicit = {} if negatives is None else {"negatives": negatives}
         terms = getattr(self.objective, "terms", None)
         if terms is None:
-            return Pairs(self.objective(x, y, **explicit), x.detach(), y.detach())
+            return Compared(self.objective(x, y, **explicit), x.detach(), y.detach())
         alignment, uniformity = terms(x, y, **explicit)
-        return Pairs(
+        return Compared(
             alignment + uniformity, x.detach(), y.detach(), torch.stack([alignment.detach(), uniformity.detach()])
         )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.methods.base import MomentumMethod, Optimisation, Pairs
+from fmicl.methods.base import MomentumMethod, Optimisation, Compared
 
 if TYPE_CHECKING:
     from fmicl.data import Batch
@@ -54,7 +54,7 @@ class MoCo(MomentumMethod):
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
         self._keys: list[Tensor] = []
 
-    def pairs(self, batch: Batch) -> Pairs:
+    def pairs(self, batch: Batch) -> Compared:
         """The loss of queries against their keys and the queue; the keys wait to be enqueued."""
         queries, keys = self.embed(batch.first), self.target(batch.second)
         self._keys.append(keys)

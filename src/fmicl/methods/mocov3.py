@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from fmicl.methods.base import MomentumMethod, Optimisation, Pairs
+from fmicl.methods.base import MomentumMethod, Optimisation, Compared
 from fmicl.models import predictor
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class MoCoV3(MomentumMethod):
         super().compile_parts()
         self.predictor.compile()
 
-    def pairs(self, batch: Batch) -> Pairs:
+    def pairs(self, batch: Batch) -> Compared:
         """The mean of both directions: the first view predicts the second one's key, and the other way round."""
         q1, q2 = self.predict(batch.first), self.predict(batch.second)
         k1, k2 = self.target(batch.first), self.target(batch.second)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fmicl.methods.base import Method, Pairs
+from fmicl.methods.base import Method, Compared
 
 if TYPE_CHECKING:
     from fmicl.data import Batch
@@ -25,7 +25,7 @@ class SimCLR(Method):
         torch.Size([2, 8])
     """
 
-    def pairs(self, batch: Batch) -> Pairs:
+    def pairs(self, batch: Batch) -> Compared:
         """The loss between the two views; one pass through the encoder, so that both share its statistics."""
         x, y = self.embed(torch.cat([batch.first, batch.second])).chunk(2)
         return self.compare(x, y)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import fmicl
@@ -24,7 +24,10 @@ MODES = ("anchor", "both", "cross")
 CASES: dict[str, Callable[..., nn.Module]] = {
     **{f"{name}, anchor": functools.partial(fmicl.FMICLLoss, name) for name in fmicl.list_divergences()},
     **{f"js, {mode}": functools.partial(fmicl.FMICLLoss, "js", negatives=mode) for mode in MODES},  # type: ignore[arg-type]
-    **{f"kl, shift, {mode}": functools.partial(fmicl.FMICLLoss, "kl", shift="optimal", negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    **{
+        f"kl, shift, {mode}": functools.partial(fmicl.FMICLLoss, "kl", shift="optimal", negatives=mode)  # type: ignore[arg-type]
+        for mode in MODES
+    },
     "js, shift": functools.partial(fmicl.FMICLLoss, "js", alpha=2.0, shift="optimal"),
     "js, cosine": functools.partial(fmicl.FMICLLoss, "js", similarity="cosine"),
     **{f"infonce, {mode}": functools.partial(fmicl.InfoNCELoss, 0.3, mode) for mode in MODES},  # type: ignore[arg-type]
@@ -98,7 +101,7 @@ def free_port() -> int:
 
 
 def spawn(worker: Callable[..., None], world: int, *arguments: object) -> None:
-    mp.spawn(worker, arguments, nprocs=world, join=True)
+    start_processes(worker, arguments, nprocs=world, join=True, start_method="spawn")
 
 
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 4, 1, 2)], ids=str)

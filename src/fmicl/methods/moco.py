@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.methods.base import MomentumMethod, Optimisation, Compared
+from fmicl.methods.base import Compared, MomentumMethod, Optimisation
 
 if TYPE_CHECKING:
     from fmicl.data import Batch

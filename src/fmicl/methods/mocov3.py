@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from fmicl.methods.base import MomentumMethod, Optimisation, Compared
+from fmicl.methods.base import Compared, MomentumMethod, Optimisation
 from fmicl.models import predictor
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fmicl.methods.base import Method, Compared
+from fmicl.methods.base import Compared, Method
 
 if TYPE_CHECKING:
     from fmicl.data import Batch

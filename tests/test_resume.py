@@ -160,7 +160,12 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pyte
 def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--epochs", "5000"]
     process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*command, "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # a shell's background jobs ignore SIGINT, and so would their children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not (tmp_path / "run" / "metrics.csv").exists() or (tmp_path / "run" / "metrics.csv").stat().st_size < 200:

@@ -113,18 +113,24 @@ def _evaluate(
 
 @torch.no_grad()
 def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -> Tensor:
-    """log sum_j exp(scale x_i.o_j), the logarithm of a running sum."""
+    """log sum_j exp(scale x_i.o_j), by a running maximum and a running sum."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
     tiles = _Tiles(x, tile, 0.0, scale)
-    result = x.new_full((len(x),), -torch.inf)
+    peak = x.new_full((len(x),), -torch.inf)
+    total = x.new_zeros(len(x))
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
             z = tiles(x[i:i_end], columns[j:j_end])
             if (skipped := _diagonal(z, skip, i, j)) is not None:
                 skipped.fill_(-torch.inf)
-            result[i:i_end] = torch.logaddexp(result[i:i_end], z.logsumexp(dim=1))
-    return result
+            higher = torch.maximum(peak[i:i_end], z.amax(dim=1))
+            # a row may have had nothing but a skipped pair up to here: then its maximum is no number to take away
+            taken = torch.where(higher == -torch.inf, 0.0, higher)
+            share = z.sub_(taken[:, None]).exp_().sum(dim=1)
+            total[i:i_end] = total[i:i_end] * torch.exp(peak[i:i_end] - taken) + share
+            peak[i:i_end] = higher
+    return peak + total.log()
 
 
 @torch.no_grad()
@@ -135,17 +141,31 @@ def logsumexp_gradient(
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
     tiles = _Tiles(x, tile, 0.0, scale)
+    spare = torch.empty_like(tiles.buffer)
     grad = torch.zeros_like(x)
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
             a, b = x[i:i_end], columns[j:j_end]
             z = tiles(a, b)
-            weight = torch.zeros_like(z)
-            if rows is not None:
-                weight += torch.exp(z - rows.value[i:i_end, None]) * rows.gradient[i:i_end, None]
-            if others is not None:
-                weight += torch.exp(z - others.value[None, j:j_end]) * others.gradient[None, j:j_end]
+            second = None
+            if rows is not None and others is not None:
+                second = torch.sub(z, others.value[None, j:j_end], out=spare[: z.numel()].view_as(z))
+                second.exp_().mul_(others.gradient[None, j:j_end])
+            value, factor = (
+                (rows.value[i:i_end, None], rows.gradient[i:i_end, None])
+                if rows is not None
+                else _columns_of(others, j, j_end)
+            )
+            weight = z.sub_(value).exp_().mul_(factor)
+            if second is not None:
+                weight += second
             if (skipped := _diagonal(weight, skip, i, j)) is not None:
                 skipped.zero_()
             grad[i:i_end].addmm_(weight, b, alpha=scale)
     return grad
+
+
+def _columns_of(others: Normaliser | None, start: int, end: int) -> tuple[Tensor, Tensor]:
+    if others is None:
+        raise ValueError("a gradient comes from normalisers of rows, of columns, or of both; got neither")
+    return others.value[None, start:end], others.gradient[None, start:end]

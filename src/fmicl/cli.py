@@ -70,12 +70,16 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a run's encoder again: k-NN, linear probe and geometry."""
+    """Evaluate an encoder: images by k-NN, linear probe and geometry; sentences by the STS tasks (--sts)."""
 
     run: tyro.conf.Positional[Path]
-    """The run folder."""
+    """The run folder; with --sts, a sentence-transformers folder."""
     data_dir: Path | None = None
-    """Where its data is now, if it has moved."""
+    """Where a run's images are now, if they have moved."""
+    sts: Path | None = None
+    """STS12-16, STS-B and SICK-R in SentEval's layout (a folder with STS/ and SICK/)."""
+    json: Path | None = None
+    """File to write the STS scores to, which must not exist."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     workers: int | None = None
@@ -83,10 +87,27 @@ class Evaluate:
 
     def __call__(self) -> None:
         """Evaluate, then print what came out."""
+        if self.sts is not None:
+            self._sentences(self.sts)
+            return
+        if self.json is not None:
+            raise ValueError("--json goes with --sts; the results of a run on images are in its results.json")
+        if (self.run / "modules.json").is_file():
+            raise ValueError(f"{self.run} is a sentence-transformers folder: name the STS tasks with --sts DIR")
         from fmicl.results import evaluate_run
 
         evaluate_run(self.run, data_dir=self.data_dir, device=self.device, workers=self.workers)
         _print_results(self.run)
+
+    def _sentences(self, sts: Path) -> None:
+        for option, value in (("--data-dir", self.data_dir), ("--workers", self.workers)):
+            if value is not None:
+                raise ValueError(f"{option} is for runs on images, and does not go with --sts")
+        from fmicl.text_results import evaluate_text
+
+        _print_sts(evaluate_text(self.run, sts, output=self.json, device=self.device, bar=True))
+        if self.json is not None:
+            print(f"scores -> {self.json}")
 
 
 @dataclass(frozen=True)
@@ -162,6 +183,32 @@ def _print_results(run: Path) -> None:
         if row is not None:
             table.add_row(name, f"{row['knn']:.2f}", f"{row['linear']:.2f}")
     Console().print(table)
+
+
+def _print_sts(results: dict[str, Any]) -> None:
+    """A small table: a row for each STS task, and their average."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def number(value: float | None, otherwise: str) -> str:
+        return otherwise if value is None else f"{value:.2f}"
+
+    table = Table(title="STS, Spearman x 100, test splits", title_justify="left")
+    table.add_column("task")
+    table.add_column("score", justify="right")
+    table.add_column("pairs", justify="right")
+    for name, pairs in results["pairs"].items():
+        table.add_row(name, number(results[name], "undefined"), str(pairs))
+    for name in results["missing"]:
+        table.add_row(name, "missing", "")
+    table.add_row("avg", number(results["avg"], "-"), "")
+    Console().print(table)
+    if results["uniformity"] is not None:
+        print(f"STS-B: alignment {number(results['alignment'], '-')}, uniformity {results['uniformity']:.2f}")
+    if results["incomplete"]:
+        print(f"not the official number of pairs, so not the official score: {', '.join(results['incomplete'])}")
+    if results["missing"]:
+        print(f"no average, as these are missing: {', '.join(results['missing'])}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

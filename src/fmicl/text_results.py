@@ -1,0 +1,144 @@
+"""What a sentence encoder is worth: the STS scores of a sentence-transformers folder, and the JSON file they go to."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmicl.runs import pick_device
+from fmicl.sts import Encode, evaluate_tasks, load_sts
+
+__all__ = ["evaluate_text", "load_sentence_encoder", "write_new_json"]
+
+BATCH = 64
+
+
+def evaluate_text(
+    path: Path, sts: Path, *, output: Path | None = None, device: str = "auto", bar: bool = False
+) -> dict[str, Any]:
+    """Score a sentence encoder on the STS tasks, and write the scores to a new file if one is named.
+
+    Args:
+        path: a folder that `SentenceTransformer.save` left.
+        sts: the tasks, in SentEval's layout.
+        output: a JSON file that must not exist yet; it is written whole or not at all.
+        device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
+        bar: draw a progress bar on a terminal.
+
+    Returns:
+        What `fmicl.sts.evaluate_tasks` gives, with the path under "model": what the file holds.
+
+    Raises:
+        FileExistsError: the output exists. It is looked for before the work, and again when writing.
+        FileNotFoundError: the encoder, the tasks or the output's folder aren't there.
+        ValueError: the path is something else than a sentence encoder, or a file is damaged.
+    """
+    if output is not None:
+        _check_new(output)
+    tasks = load_sts(sts)  # cheap: what is wrong with them is said before a model is loaded
+    encode = load_sentence_encoder(path, device)
+    results = {"model": str(path), **evaluate_tasks(encode, tasks, batch_size=BATCH, progress=_bar if bar else None)}
+    if output is not None:
+        write_new_json(output, results)
+    return results
+
+
+def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
+    """The encoder of a sentence-transformers folder, as a function from sentences to embeddings.
+
+    Sentences are cut off at the folder's own length (max_seq_length), and nothing is asked of a network.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: it is not a sentence-transformers folder, or can't be loaded.
+    """
+    place = pick_device(device)
+    _check_sentence_encoder(path)
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ValueError(
+            f"sentence encoders need sentence-transformers: pip install 'fmicl[text]' ({error})"
+        ) from error
+    try:
+        model = SentenceTransformer(str(path), device=str(place), local_files_only=True)
+    except Exception as error:  # its parts raise a handful of unrelated types for damaged folders
+        raise ValueError(f"{path} can't be loaded as a sentence-transformers model: {error}") from error
+
+    def encode(sentences: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            return model.encode(
+                list(sentences), batch_size=len(sentences), convert_to_tensor=True, show_progress_bar=False
+            )
+
+    return encode
+
+
+def write_new_json(path: Path, value: object) -> None:
+    """Write JSON to a file that isn't there yet, whole or not at all.
+
+    Raises:
+        FileExistsError: it is there, also if it came while the value was made.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "x.json"
+        >>> write_new_json(path, {"avg": 78.02})
+        >>> json.loads(path.read_text())
+        {'avg': 78.02}
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # unlike a rename, this refuses to overwrite
+    except FileExistsError:
+        raise _exists(path) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists and is not overwritten: take another name")
+
+
+def _check_new(path: Path) -> None:
+    if path.exists():
+        raise _exists(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+
+
+def _check_sentence_encoder(path: Path) -> None:
+    """Refuse what is not a sentence-transformers folder, in words that say what it is."""
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no folder {path}")
+    if (path / "modules.json").is_file():
+        return
+    if (path / "settings.json").is_file():
+        raise ValueError(f"{path} is a run folder with an image encoder; --sts scores sentence encoders")
+    if (path / "config.json").is_file():
+        raise ValueError(
+            f"{path} is a plain transformers model: nothing says how its tokens make one vector. "
+            "SentenceTransformer(modules=[Transformer, Pooling]).save(...) makes it a sentence encoder"
+        )
+    raise ValueError(
+        f"{path} is neither a run folder of `fmicl train` (no settings.json) nor a sentence-transformers folder "
+        "(no modules.json)"
+    )
+
+
+def _bar(batches: Iterable[Sequence[str]], total: int) -> Iterable[Sequence[str]]:
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(batches, "encoding", total=total, console=console, transient=True, disable=not console.is_terminal)

@@ -1,8 +1,10 @@
 """Data sets made in their real on-disk forms, whole and damaged in every way that happens."""
 
 import hashlib
+import math
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,16 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, STL10
 from torchvision.transforms.v2 import functional as tv
 
-from fmicl.data import ArraySamples, FileSamples, Splits, find_images, list_datasets, load_images, stratified_split
+from fmicl.data import (
+    ArraySamples,
+    FileSamples,
+    Splits,
+    find_images,
+    list_datasets,
+    load_images,
+    split_by_name,
+    stratified_split,
+)
 from fmicl.data.decode import check_image, decode, resize_centre, to_tensor
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
@@ -388,19 +399,68 @@ def test_images_with_classes_and_loose_ones(tmp_path: Path, memory_limit: int) -
     assert splits.test is not None
     assert type(splits.pretrain) is (ArraySamples if memory_limit else FileSamples)
     assert (splits.classes, splits.split) == (("cats", "dogs"), "held-out")
-    assert (len(splits.pretrain), len(splits.train), len(splits.test)) == (32, 29, 3)
-    assert labels_of(splits.test) == [0, 0, 1]
-    assert labels_of(splits.train) == [0] * 18 + [1] * 11
+    count = len(splits.train)
+    assert len(splits.pretrain) == count + 3
+    assert count + len(splits.test) == 32
+    assert set(labels_of(splits.test)) == {0, 1}
+    assert labels_of(splits.train) == sorted(labels_of(splits.train))
     assert splits.pretrain.labels is None
+    assert list(splits.names[count:]) == ["0.png", "1.png", "2.png"]
     if isinstance(splits.pretrain, FileSamples) and isinstance(splits.train, FileSamples):
-        assert splits.pretrain.paths[:29] == splits.train.paths
-        assert [p.name for p in splits.pretrain.paths[29:]] == ["0.png", "1.png", "2.png"]
+        assert splits.pretrain.paths[:count] == splits.train.paths
+        assert [p.relative_to(tmp_path).as_posix() for p in splits.pretrain.paths] == list(splits.names)
     again = load_images("images", tmp_path, size=32, memory_limit=memory_limit, seed=9)
     assert again.test is not None
     assert labels_of(again.test) == labels_of(splits.test)
     validated = load_images("images", tmp_path, size=32, memory_limit=memory_limit, validation=0.5)
     assert validated.train is not None
-    assert (len(validated.pretrain), len(validated.train)) == (3 + 9 + 5, 14)
+    assert validated.test is not None
+    assert len(validated.pretrain) == len(validated.names) == len(validated.train) + 3
+    assert len(validated.train) + len(validated.test) == count
+    assert set(validated.names) < set(splits.names)
+    other = load_images("images", tmp_path, size=32, memory_limit=memory_limit, validation=0.5, seed=1)
+    assert other.names != validated.names
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_a_file_stays_on_its_side_when_others_come_or_go(tmp_path: Path, validation: float) -> None:
+    make_classes(tmp_path, {"a": 60, "b": 60})
+
+    def trained() -> set[str]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return set(load_images("images", tmp_path, size=32, memory_limit=0, validation=validation).names)
+
+    before = trained()
+    everything = {p.relative_to(tmp_path).as_posix() for p in tmp_path.glob("*/*.png")}
+    replace_with_text(tmp_path / "a" / "007.png")
+    replace_with_text(tmp_path / "b" / "031.png")
+    lost = {"a/007.png", "b/031.png"}
+    assert trained() == before - lost
+    for name in lost:
+        (tmp_path / name).unlink()
+    assert trained() == before - lost
+    for i in range(60, 70):
+        write_image(tmp_path / "a" / f"{i:03d}.png", i)
+    assert trained() & everything == before - lost
+
+
+def test_split_by_name_holds_out_the_share_and_one_at_least() -> None:
+    names = [f"{i % 2}/{i}.png" for i in range(4000)]
+    labels = [i % 2 for i in range(4000)]
+    kept, held = split_by_name(names, labels, 0.1, "x")
+    assert sorted(kept + held) == list(range(4000))
+    assert abs(len(held) - 400) < 4 * math.sqrt(4000 * 0.1 * 0.9)
+    for n in range(2, 12):
+        few, one = split_by_name([f"{i}" for i in range(n)], [0] * n, 0.001, "x")
+        assert (len(few), len(one)) == (n - 1, 1)
+        one, few = split_by_name([f"{i}" for i in range(n)], [0] * n, 0.999, "x")
+        assert (len(one), len(few)) == (1, n - 1)
+    assert split_by_name(["a", "b", "c"], [0, 1, 1], 0.5, "x")[0][0] == 0
+    with pytest.raises(ValueError, match="has two of them"):
+        split_by_name(["a", "b"], [0, 1], 0.5, "x")
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        split_by_name(["a", "b"], [0, 0], 0.0, "x")
 
 
 def test_images_with_given_splits(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@
 
 from fmicl.data.folders import find_images
 from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, stratified_split
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, split_by_name, stratified_split
 from fmicl.data.stream import Batch, ViewStream, pictures, plain_batches
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "load_images",
     "pictures",
     "plain_batches",
+    "split_by_name",
     "stratified_split",
 ]

@@ -20,7 +20,7 @@ from PIL import ImageOps
 from torch import Tensor
 
 from fmicl.data.decode import EXTENSIONS, check_image, decode, in_threads, resize_centre, stored_side, to_tensor
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, stratified_split
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, split_by_name
 
 __all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
 
@@ -67,9 +67,10 @@ def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
 def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
     """Any folder of images, with or without labels.
 
-    - At least two subfolders with images: each is a class (with whatever is further down in it), and a tenth of
-      each class is held out for evaluation, always the same. Images beside the class folders are unlabelled:
-      the encoder is trained on them as well, and evaluation leaves them out.
+    - At least two subfolders with images: each is a class (with whatever is further down in it), and about a tenth
+      of each class is held out for evaluation. A file's path below the folder decides its side, so that it stays
+      there when other files come or go (see :func:`fmicl.data.split_by_name`). Images beside the class folders are
+      unlabelled: the encoder is trained on them as well, and evaluation leaves them out.
     - ``train/`` and ``test/`` (or ``val/``): these are the splits, with a folder for each class in both.
     - Otherwise all images are unlabelled, however deep they are, and there is nothing to evaluate on.
 
@@ -95,7 +96,21 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
     # The labelled images first: evaluation takes the front.
     paths.sort(key=lambda p: (p.parent == root, p))
     labels = [-1 if p.parent == root else label[p.relative_to(root).parts[0]] for p in paths]
-    return _assemble(_Listing(root, paths, labels, tuple(names), [], [], "held-out"), size, memory_limit)
+    # Before any file is opened: whether one can be read has no say in where the others go.
+    count = sum(x >= 0 for x in labels)
+    below = [p.relative_to(root).as_posix() for p in paths[:count]]
+    kept, held = split_by_name(below, labels[:count], _HELD_OUT, "held-out")
+    kept += range(count, len(paths))
+    listing = _Listing(
+        root,
+        [paths[i] for i in kept],
+        [labels[i] for i in kept],
+        tuple(names),
+        [paths[i] for i in held],
+        [labels[i] for i in held],
+        "held-out",
+    )
+    return _assemble(listing, size, memory_limit)
 
 
 def load_imagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
@@ -223,19 +238,20 @@ def _assemble(listing: _Listing, size: int, memory_limit: int) -> Splits:
     else:
         samples = FileSamples(tuple(paths[i] for i in good))
     _warn(listing.root, skipped, len(paths))
-    labels, is_test = labels[good], is_test[good]
-    return _split(samples, labels, is_test, listing, tuple(skipped))
+    names = [paths[i].relative_to(listing.root).as_posix() for i in good]
+    return _split(samples, names, labels[good], is_test[good], listing, tuple(skipped))
 
 
 def _split(
-    samples: Samples, labels: Tensor, is_test: Tensor, listing: _Listing, skipped: tuple[Skipped, ...]
+    samples: Samples,
+    names: list[str],
+    labels: Tensor,
+    is_test: Tensor,
+    listing: _Listing,
+    skipped: tuple[Skipped, ...],
 ) -> Splits:
     if not listing.classes:
-        return Splits(samples, None, None, (), skipped, listing.split)
-    if not listing.test_paths:
-        labelled = (labels >= 0).nonzero()[:, 0]
-        _, held = stratified_split(labels[labelled], _HELD_OUT, seed=0)
-        is_test[labelled[held]] = True
+        return Splits(samples, None, None, (), skipped, listing.split, listing.root, tuple(names))
     train = (~is_test & (labels >= 0)).nonzero()[:, 0]
     rest = (~is_test).nonzero()[:, 0]
     held = is_test.nonzero()[:, 0]
@@ -249,6 +265,8 @@ def _split(
         classes=listing.classes,
         skipped=skipped,
         split=listing.split,
+        root=listing.root,
+        names=tuple(names[i] for i in rest.tolist()),
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fmicl.data.binaries import load_cifar10, load_digits, load_stl10
 from fmicl.data.folders import load_folder, load_imagenet, load_tinyimagenet
-from fmicl.data.samples import Splits, stratified_split
+from fmicl.data.samples import Splits, split_by_name, stratified_split
 
 __all__ = ["DatasetInfo", "dataset_info", "list_datasets", "load_images"]
 
@@ -97,6 +97,7 @@ def load_images(
         download: Let torchvision get the data if they are not there, where it offers that.
         validation: Share of the labelled training set to hold out, stratified by class. ``test`` is then that
             part, named "validation", and the real test split is left alone: this is for choosing settings.
+            In folders it is about that share: a file's path and the seed decide (:func:`fmicl.data.split_by_name`).
         seed: Which samples are held out for validation. The test splits don't depend on it.
         memory_limit: Bytes up to which a folder of images is held in memory.
         checksum: Check the official MD5 sums. Switch it off to use a part of CIFAR-10 or STL-10 in their own form.
@@ -138,13 +139,24 @@ def _hold_out(splits: Splits, share: float, seed: int) -> Splits:
         return splits
     if splits.train is None or splits.train.labels is None:
         raise ValueError("validation holds out labelled images, but these have no labels (no class subfolders)")
-    kept, held = stratified_split(splits.train.labels, share, seed)
+    count = len(splits.train)
+    if splits.names:
+        labels = splits.train.labels.tolist()
+        sides = split_by_name(splits.names[:count], labels, share, f"validation {seed}")
+        kept, held = (torch.tensor(side) for side in sides)
+    else:
+        kept, held = stratified_split(splits.train.labels, share, seed)
     train = splits.train.select(kept)
     if splits.pretrain is splits.train:
         pretrain = train
     else:  # it starts with the samples of train
-        rest = torch.arange(len(splits.train), len(splits.pretrain))
-        pretrain = splits.pretrain.select(torch.cat([kept, rest]))
+        pretrain = splits.pretrain.select(torch.cat([kept, torch.arange(count, len(splits.pretrain))]))
+    names = (*(splits.names[i] for i in kept.tolist()), *splits.names[count:]) if splits.names else ()
     return dataclasses.replace(
-        splits, pretrain=pretrain, train=train, test=splits.train.select(held), split="validation"
+        splits,
+        pretrain=pretrain,
+        train=train,
+        test=splits.train.select(held),
+        split="validation",
+        names=names,
     )

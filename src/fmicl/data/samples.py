@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["ArraySamples", "FileSamples", "Samples", "Skipped", "Splits", "stratified_split"]
+__all__ = ["ArraySamples", "FileSamples", "Samples", "Skipped", "Splits", "split_by_name", "stratified_split"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +121,8 @@ class Splits:
         classes: Names of the classes; a label is an index into them.
         skipped: Images that could not be read and are in none of the splits.
         split: Name of the split that ``test`` is: "test", "val", "held-out" or "validation".
+        root: The data folder, where samples are image files in it.
+        names: The paths below ``root`` of the samples of ``pretrain``, in its order; empty where they are no files.
     """
 
     pretrain: Samples
@@ -127,6 +131,8 @@ class Splits:
     classes: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     split: str = "test"
+    root: Path | None = None
+    names: tuple[str, ...] = ()
 
 
 def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:
@@ -162,6 +168,50 @@ def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, T
     if not held.any():
         raise ValueError(f"no class of the {len(labels)} samples has two of them, so none can be held out")
     return (~held).nonzero()[:, 0], held.nonzero()[:, 0]
+
+
+def split_by_name(names: Sequence[str], labels: Sequence[int], share: float, salt: str) -> tuple[list[int], list[int]]:
+    """Hold out about a share of each class by the samples' names: which side a file is on, its own name decides.
+
+    A sample is held out if a hash of its name, read as a number in [0, 1), lies below the share. So no file changes
+    sides because others come or go. The one exception is a class of at least two that would be all on one side: its
+    lowest number is then held out, or its highest kept. A class of a single sample is kept.
+
+    Args:
+        names: One for each sample; they should differ.
+        labels: As many integers.
+        share: In (0, 1), the part to hold out.
+        salt: Which of the possible splits.
+
+    Returns:
+        The indices that are kept and those that are held out, both increasing.
+
+    Raises:
+        ValueError: If the share is not in (0, 1), or nothing would be held out.
+
+    Example:
+        >>> split_by_name(["a/1.png", "a/2.png", "a/3.png", "b/1.png"], [0, 0, 0, 1], 0.3, "x")
+        ([0, 2, 3], [1])
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share to hold out must be between 0 and 1; got {share}")
+    members: dict[int, list[tuple[float, int]]] = {}
+    for index, (name, label) in enumerate(zip(names, labels, strict=True)):
+        members.setdefault(label, []).append((_number(name, salt), index))
+    held: set[int] = set()
+    for numbered in members.values():
+        if len(numbered) > 1:
+            below = sum(number < share for number, _ in numbered)
+            held.update(index for _, index in sorted(numbered)[: min(max(1, below), len(numbered) - 1)])
+    if not held:
+        raise ValueError(f"no class of the {len(names)} samples has two of them, so none can be held out")
+    return [i for i in range(len(names)) if i not in held], sorted(held)
+
+
+def _number(name: str, salt: str) -> float:
+    """A number in [0, 1) for a name, uniform over names."""
+    digest = hashlib.blake2b(os.fsencode(name), key=salt.encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big") / 2**48
 
 
 def _check_labels(labels: Tensor | None, n: int) -> None:

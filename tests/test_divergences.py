@@ -119,6 +119,10 @@ def test_derivatives_follow_from_f(name: str) -> None:
     torch.testing.assert_close(kind.penalty(r), kind.conjugate(kind.score(r)), rtol=1e-7, atol=1e-9)
     (change,) = torch.autograd.grad(kind.penalty(r).sum(), r)
     torch.testing.assert_close(kind.penalty_slope(r), change)
+    bend = torch.func.grad(lambda value: kind.penalty_slope(value).sum())(r.detach())
+    torch.testing.assert_close(kind.relative_curvature(r), bend / kind.penalty_slope(r), rtol=1e-9, atol=1e-9)
+    for seen, true in zip(kind.penalty_and_slope(r.detach().clone()), (kind.penalty(r), change), strict=True):
+        torch.testing.assert_close(seen, true, rtol=1e-9, atol=1e-9)
     t = arguments(name).requires_grad_()
     (attained,) = torch.autograd.grad(kind.conjugate(t).sum(), t)
     torch.testing.assert_close(kind.conjugate_derivative(t), attained, rtol=1e-9, atol=1e-9)
@@ -155,7 +159,9 @@ def test_conjugate_is_never_nan(name: str, dtype: torch.dtype) -> None:
     kind = fmicl.divergence(name)
     edge = 0.0 if math.isinf(kind.supremum) else kind.supremum
     near = [edge - 1e-6, edge, edge + 1e-6, edge + 1.0]
-    t = torch.tensor([-1e30, -1e4, -3.0, -2.0, -1.0, 0.0, *near, 1e4, 1e30], dtype=dtype, requires_grad=True)
+    t = torch.tensor(
+        [-math.inf, -1e30, -1e4, -3.0, -2.0, -1.0, 0.0, *near, 1e4, 1e30, math.inf], dtype=dtype, requires_grad=True
+    )
     value = kind.conjugate(t)
     assert not value.isnan().any()
     assert not kind.conjugate_derivative(t).isnan().any()
@@ -348,6 +354,20 @@ class TestFromGenerator:
             Divergence.from_generator(lambda u: u.sum(), name="mine")
         with pytest.raises(TypeError, match="each element alone"):
             Divergence.from_generator(lambda u: (u - 1) ** 2 * u.mean(), name="mine")
+
+    def test_a_far_away_bend_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"not convex beyond u = 8\.88611e\+06: its slope falls from 1 to -1"):
+            Divergence.from_generator(lambda u: torch.where(u < 1e8, u - 1, 1e8 - 1 - (u - 1e8)), name="mine")
+
+    def test_f_at_zero_is_its_limit(self) -> None:
+        zero = torch.tensor(0.0, dtype=F64)
+        for name in NAMES:
+            mine = Divergence.from_generator(TABLE[name][0], name="mine")
+            assert float(mine.f(zero)) == pytest.approx(float(fmicl.divergence(name).f(zero)))
+
+    def test_what_is_not_torch_says_so(self) -> None:
+        with pytest.raises(TypeError, match="made of torch operations on a tensor, but it raised"):
+            Divergence.from_generator(lambda u: u * math.log(u), name="mine")
 
     def test_an_f_that_overflows_is_still_convex(self) -> None:
         mine = Divergence.from_generator(lambda u: torch.exp(u - 1) - 1, name="exponential")

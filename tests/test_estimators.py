@@ -108,6 +108,12 @@ def test_zeros_in_the_table() -> None:
     assert float(f_mutual_information(padded, "js")) == pytest.approx(float(f_mutual_information(diagonal, "js")))
 
 
+def test_zeros_with_a_divergence_of_ones_own() -> None:
+    mine = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="mine")
+    diagonal = torch.diag(torch.tensor([0.5, 0.5], dtype=F64))
+    assert float(f_mutual_information(diagonal, mine)) == pytest.approx(math.log(2))
+
+
 def test_a_score_above_the_domain_makes_the_bound_useless_not_nan() -> None:
     scores = torch.tensor([0.0, 2.0], dtype=F64)
     assert float(variational_bound("js", scores, scores)) == -math.inf

@@ -191,8 +191,33 @@ class TestShift:
             shifted = fmicl.FMICLLoss(name, alpha=5.0, shift="optimal")(x, y)
             assert float(shifted) <= float(fmicl.FMICLLoss(name, alpha=5.0)(x, y)) + 1e-12
 
+    def test_differentiating_twice_is_refused_where_it_would_be_wrong(self) -> None:
+        x, y = (v.requires_grad_() for v in batch(4, 3))
+        with pytest.raises(RuntimeError, match="can't be differentiated twice: the gradient of shift='optimal'"):
+            torch.autograd.grad(fmicl.FMICLLoss("js", shift="optimal")(x, y), x, create_graph=True)
+        assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
+
+    def test_the_solve_takes_few_passes_and_no_gradient(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from fmicl.kernels import tiled
+
+        asked: list[bool] = []
+        whole = tiled.pair_symmetric
+
+        def spy(x: Tensor, function: object, gradient: bool) -> tuple[Tensor, Tensor | None]:
+            asked.append(gradient)
+            return whole(x, function, gradient)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(tiled, "pair_symmetric", spy)
+        x, y = (v.requires_grad_() for v in batch(32, 8, dtype=torch.float32))
+        for name in CERTIFIED:
+            asked.clear()
+            fmicl.FMICLLoss(name, shift="optimal")(x, y)
+            assert asked.count(True) == 1
+            assert len(asked) <= (1 if name == "kl" else 25)
+
     def test_in_float32(self) -> None:
         x, y = batch(dtype=torch.float32)
+        assert fmicl.FMICLLoss("squared_hellinger", gamma=50.0, shift="optimal")(x, y).isfinite()
         for name in NAMES:
             loss = fmicl.FMICLLoss(name, shift="optimal")
             torch.testing.assert_close(loss(x, y).double(), loss(x.double(), y.double()), rtol=1e-4, atol=1e-4)
@@ -362,7 +387,7 @@ class TestRobust:
         elif case == "opposite":
             y = -x
         else:
-            x, y = (v * (1e-18 if case == "tiny" else 1e18) for v in (x, y))
+            x, y = (v * (1e-30 if case == "tiny" else 1e30) for v in (x, y))
         x.requires_grad_()
         y.requires_grad_()
         value = LOSSES[name]()(x, y)
@@ -387,6 +412,26 @@ class TestRobust:
         assert x.grad is not None
         assert x.grad.dtype == dtype
         assert x.grad.isfinite().all()
+
+    @pytest.mark.parametrize("factor", [1e-30, 1e30])
+    def test_length_does_not_matter(self, factor: float) -> None:
+        x, y = batch(dtype=torch.float32)
+        torch.testing.assert_close(fmicl.FMICLLoss("kl")(factor * x, y), fmicl.FMICLLoss("kl")(x, y))
+
+    def test_autocast_is_seen_through_keywords(self) -> None:
+        x, y = batch(32, 16, dtype=torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = functional.infonce_loss(x=x, y=y, kernel="reference")
+        torch.testing.assert_close(value, functional.infonce_loss(x, y, kernel="reference"), rtol=1e-6, atol=1e-6)
+
+    def test_numpy_numbers_are_numbers(self) -> None:
+        import numpy as np
+
+        assert fmicl.FMICLLoss("kl", alpha=np.float32(3), gamma=np.int64(1)).alpha == 3  # type: ignore[arg-type]
+
+    def test_an_unknown_option_is_named(self) -> None:
+        with pytest.raises(TypeError, match="unknown option kernal; there are normalised, kernel, precision, gather"):
+            fmicl.FMICLLoss("kl", kernal="tiled")  # type: ignore[call-arg]
 
     def test_the_papers_text_setting_in_bfloat16(self) -> None:
         """alpha = 409600 and gamma = 20: a loss of many magnitudes must be right from bfloat16 input too."""

@@ -140,10 +140,19 @@ def check_refusals(rank: int, world: int, port: int) -> None:
         width = 3 + rank
         with pytest.raises(ValueError, match=r"by rank the shapes are \[\(4, 3\), \(4, 4\)\]"):
             fmicl.FMICLLoss("kl")(torch.randn(4, width), torch.randn(4, width))
+        # what one process finds wrong with its own input, the others hear of
+        bad = torch.randn(4, 3) if rank == 0 else torch.randn(5, 3)
+        with pytest.raises(ValueError, match=r"rank 1 was refused" if rank == 0 else r"\(4, 3\) and \(5, 3\)"):
+            fmicl.FMICLLoss("kl")(torch.randn(4, 3), bad)
+        empty = torch.randn(4 if rank == 1 else 0, 3)
+        with pytest.raises(ValueError, match="rank 0 was refused" if rank == 1 else "at least one row"):
+            fmicl.InfoNCELoss()(empty, empty)
         x = torch.randn(4, 3, requires_grad=True)
-        value = fmicl.FMICLLoss("kl")(x, torch.randn(4, 3))
-        with pytest.raises(RuntimeError, match="2 processes can't be differentiated twice"):
-            torch.autograd.grad(value, x, create_graph=True)
+        for kernel in ("tiled", "reference"):
+            for loss in (fmicl.FMICLLoss("kl", kernel=kernel), fmicl.AlignUniformLoss(kernel=kernel)):
+                value = loss(x, torch.randn(4, 3))
+                with pytest.raises(RuntimeError, match="2 processes can't be differentiated twice"):
+                    torch.autograd.grad(value, x, create_graph=True)
 
 
 def test_refused_on_all_processes_alike() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Literal
 
 __all__ = ["Negatives", "require_mode", "require_positive", "require_power", "require_shift"]
@@ -13,7 +14,7 @@ _MODES = ("anchor", "both", "cross")
 
 def require_positive(name: str, value: float) -> None:
     """Refuse a setting that isn't a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, got {name}={value!r}")
 
 

@@ -29,7 +29,7 @@ from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.kernels import Square
 from fmicl.pairs import Options, Pairs, normalise
-from fmicl.shift import ShiftedCritic, optimal_shift
+from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
 from fmicl.similarities import Cosine, Gaussian, Similarity
 
 __all__ = [
@@ -133,7 +133,8 @@ def _in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next((arg.device.type for arg in args if isinstance(arg, Tensor)), "cpu")
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        device = next((tensor.device.type for tensor in tensors), "cpu")
         if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
             return function(*args, **kwargs)
         with torch.autocast(device, enabled=False):
@@ -178,8 +179,10 @@ def fmicl_terms(
         # v* = log(alpha E[e^(T-1)]), at which alpha E[f*(T - v*)] = 1
         constant = critic.offset - (1.0 if critic.free else 0.0)
         return Terms(alignment, math.log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale))
-    v = optimal_shift(critic, alpha, pairs.global_mean)
-    return Terms(alignment, v + alpha * pairs.mean(ShiftedCritic(critic, v)))
+    v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.x.dtype).eps)
+    uniformity = v + alpha * pairs.mean(ShiftedCritic(critic, v))
+    why = f"the gradient of shift='optimal' holds v fixed; only {KL.name} has it in closed form"
+    return Terms(alignment, differentiable_once(uniformity, why))
 
 
 @_in_full_precision

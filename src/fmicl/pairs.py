@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
 import torch
@@ -37,14 +37,16 @@ class Options(TypedDict, total=False):
     Explicit negatives are taken as they are given on each process."""
 
 
-def check_options(
-    normalised: bool = False, kernel: Kernel = "auto", precision: Precision = "auto", gather: bool = True
-) -> None:
+def check_options(**options: Unpack[Options]) -> None:
     """Refuse what can't be meant, before the first batch."""
-    for name, value in (("normalised", normalised), ("gather", gather)):
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise TypeError(f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}")
+    for name in ("normalised", "gather"):
+        value = options.get(name, True)
         if not isinstance(value, bool):
             raise ValueError(f"{name} is True or False, got {name}={value!r}")
-    kernels.require_kernel(kernel, precision)
+    kernels.require_kernel(options.get("kernel", "auto"), options.get("precision", "auto"))
 
 
 class Block(NamedTuple):
@@ -96,8 +98,12 @@ class Pairs:
         """
         check_options(**options)
         explicit = negatives if isinstance(negatives, Tensor) else None
-        _check(x, y, negatives)
-        world = kernels.world_of(x, options.get("gather", True))
+        wrong: ValueError | None = None
+        try:
+            _check(x, y, negatives)
+        except ValueError as error:
+            wrong = error  # where several processes run, the others must hear of it before this one leaves
+        world = kernels.world_of(x, options.get("gather", True), wrong)
         if explicit is None and world.total < 2:
             raise ValueError(
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
@@ -112,6 +118,14 @@ class Pairs:
         blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
         fast = precision == "fast" or (precision == "auto" and half)
         return cls(ready[0], ready[1], blocks, world, options.get("kernel", "auto"), fast)
+
+    def detached(self) -> Pairs:
+        """The same batch, with no gradient to compute."""
+        blocks = tuple(
+            block._replace(rows=block.rows.detach(), columns=None if block.columns is None else block.columns.detach())
+            for block in self.blocks
+        )
+        return replace(self, x=self.x.detach(), y=self.y.detach(), blocks=blocks)
 
     def mean_of_rows(self, values: Tensor) -> Tensor:
         """This process's share of a mean over all rows: over processes these average to that mean."""
@@ -174,6 +188,9 @@ def normalise(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    # by the largest entry first: squares of very small or large ones leave the type
+    largest = x.detach().abs().amax(dim=-1, keepdim=True)
+    x = x / torch.where(largest > 0, largest, 1.0)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from fmicl.kernels.contract import PairFunction
 from fmicl.similarities import Critic
 
-__all__ = ["ShiftedCritic", "optimal_shift"]
+__all__ = ["ShiftedCritic", "differentiable_once", "optimal_shift"]
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,16 @@ class _Attained(ShiftedCritic):
 
 
 @torch.no_grad()
-def optimal_shift(critic: Critic, alpha: float, mean: Callable[[PairFunction], Tensor]) -> float:
+def optimal_shift(
+    critic: Critic, alpha: float, mean: Callable[[PairFunction], Tensor], precision: float = 1e-14
+) -> float:
     """The v that maximises E_pos[T] - v - alpha E_neg[f*(T - v)].
 
     Args:
         critic: gives T and f*; z = offset + scale * c with c in [-1, 1].
         alpha: weight of the negative term.
         mean: average of a pair function over the negatives. Each call is a pass over all pairs.
+        precision: relative rounding of these averages; nearer than that no root can be told.
 
     Returns:
         v as a number; the gradient does not need its dependence on the embeddings.
@@ -91,7 +95,7 @@ def optimal_shift(critic: Critic, alpha: float, mean: Callable[[PairFunction], T
     at_low, at_high = excess(low), excess(high)
     for _ in range(200):
         width = high - low
-        if width <= 1e-14 * max(1.0, abs(low), abs(high)):
+        if width <= precision * max(1.0, abs(low), abs(high)):
             break
         middle = low + width / 2
         if math.isfinite(at_low) and math.isfinite(at_high) and at_low > at_high:
@@ -102,7 +106,7 @@ def optimal_shift(critic: Critic, alpha: float, mean: Callable[[PairFunction], T
         else:
             v = middle
         at_v = excess(v)
-        if abs(at_v) <= 1e-14:
+        if abs(at_v) <= precision:
             return v
         low, at_low, high, at_high = (v, at_v, high, at_high) if at_v > 0 else (low, at_low, v, at_v)
         if high - low > width / 2:  # a poor step is followed by a bisection: never slower than twice that
@@ -113,3 +117,22 @@ def optimal_shift(critic: Critic, alpha: float, mean: Callable[[PairFunction], T
             else:
                 high, at_high = middle, at_middle
     return low + (high - low) / 2
+
+
+class _DifferentiableOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, why: str) -> Tensor:
+        ctx.why = why
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"this loss can't be differentiated twice: {ctx.why}")
+        return grad, None
+
+
+def differentiable_once(value: Tensor, why: str) -> Tensor:
+    """The value, with an error instead of a wrong number for who differentiates it twice."""
+    result: Tensor = _DifferentiableOnce.apply(value, why)
+    return result

@@ -80,6 +80,10 @@ class Divergence(ABC):
         """d penalty / dr = u^2 f''(u) >= 0 at u = e^r."""
         return self._penalty_slope(_real(r))
 
+    def relative_curvature(self, r: Tensor | float) -> Tensor:
+        """penalty''(r) / penalty'(r): its sign is that of the penalty's curvature, long after both have underflown."""
+        return self._relative_curvature(_real(r))
+
     def penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         """Both at once, for sums over many pairs. They may be one tensor, and r may be overwritten."""
         return self._penalty_and_slope(_real(r))
@@ -141,10 +145,11 @@ class Divergence(ABC):
         return Generated.checked(f, name)
 
     def _into_domain(self, t: Tensor | float) -> tuple[Tensor, Tensor]:
-        """T with what lies above the domain replaced (so that no NaN reaches a gradient), and where."""
+        """T with what lies above the domain, or is infinite, replaced: no NaN may reach a gradient. And where."""
         t = _real(t)
         outside = t > self.supremum
-        return torch.where(outside, min(self.supremum, 0.0) - 1.0, t), outside
+        largest = torch.finfo(t.dtype).max / 8
+        return torch.where(outside, min(self.supremum, 0.0) - 1.0, t).clamp(-largest, largest), outside
 
     @abstractmethod
     def _f(self, u: Tensor) -> Tensor: ...
@@ -166,6 +171,9 @@ class Divergence(ABC):
 
     @abstractmethod
     def _penalty_slope(self, r: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _relative_curvature(self, r: Tensor) -> Tensor: ...
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return self._penalty(r), self._penalty_slope(r)
@@ -227,3 +235,6 @@ class Weighted(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return self.alpha * self.base._penalty_slope(r - math.log(self.alpha))
+
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return self.base._relative_curvature(r - math.log(self.alpha))

@@ -49,6 +49,9 @@ class KL(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r)
 
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.ones_like(r)
+
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.exp_()
         return e, e
@@ -84,6 +87,9 @@ class ReverseKL(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.ones_like(r)
 
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.zeros_like(r)
+
 
 @dataclass(frozen=True)
 class JS(Divergence):
@@ -116,6 +122,9 @@ class JS(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.sigmoid(r)
 
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.sigmoid(-r)
+
 
 @dataclass(frozen=True)
 class Pearson(Divergence):
@@ -147,6 +156,9 @@ class Pearson(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 2 * torch.exp(2 * r)
+
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.full_like(r, 2.0)
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.mul_(2).exp_()
@@ -183,6 +195,9 @@ class SquaredHellinger(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r / 2) / 2
 
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.full_like(r, 0.5)
+
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.mul_(0.5).exp_()
         return e - 1, 0.5 * e
@@ -217,6 +232,9 @@ class Neyman(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 2 * torch.exp(-r)
+
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.full_like(r, -1.0)
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.neg_().exp_()
@@ -254,6 +272,9 @@ class Jeffrey(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r) + 1
+
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.sigmoid(r)
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = torch.exp(r)
@@ -297,6 +318,9 @@ class Tsallis(Divergence):
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return self.order * torch.exp(self.order * r)
 
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.full_like(r, self.order)
+
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.mul_(self.order).exp_()
         return e + 1 / (self.order - 1), self.order * e
@@ -334,6 +358,9 @@ class VLC(Divergence):
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 8 * torch.sigmoid(-r) * torch.sigmoid(r).square()
+
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return 3 * torch.sigmoid(-r) - 1
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         s = r.neg_().sigmoid_()

@@ -28,6 +28,7 @@ class Generated(Divergence):
     generator: Callable[[Tensor], Tensor]
     name: str
     supremum: float
+    at_zero: float
 
     formula = "given as code"
     closed_form = False
@@ -37,11 +38,19 @@ class Generated(Divergence):
         """Refuse an f that is no generator, saying at which u; otherwise find f'(inf)."""
         u = torch.exp(torch.linspace(-_CHECKED, _CHECKED, _POINTS, dtype=torch.float64))
         _check_elementwise(f, u, name)
-        _check_convex(f, u, name)
-        return cls(f, name, _supremum(f))
+        steepest = _check_convex(f, u, name)
+        supremum = _supremum(f)
+        if supremum < steepest - 1e-6 * (1 + abs(steepest)):
+            raise ValueError(
+                f"{name}: f is not convex beyond u = {float(u[-1]):g}: its slope falls from {steepest:g} to "
+                f"{supremum:g}"
+            )
+        return cls(f, name, supremum, _at_zero(f))
 
     def _f(self, u: Tensor) -> Tensor:
-        return self.generator(_widest(u)).to(u.dtype)
+        at_zero = u == 0  # where a formula such as u log u has no value of its own, but f has a limit
+        values = self.generator(torch.where(at_zero, 1.0, _widest(u)))
+        return torch.where(at_zero, self.at_zero, values).to(u.dtype)
 
     def _derivative(self, u: Tensor) -> Tensor:
         return _slope(self.generator, _widest(u)).to(u.dtype)
@@ -69,6 +78,13 @@ class Generated(Divergence):
         curvature = _slope(lambda v: _slope(self.generator, v), u)
         return (u.square() * curvature).to(r.dtype)
 
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        wide = _widest(r)
+        slope, curvature = self._penalty_slope(wide), _slope(self._penalty_slope, wide)
+        # curvature is a difference of terms as large as the slope: what is left of them by rounding is nothing
+        ratio = curvature / torch.where(slope == 0, 1.0, slope)
+        return torch.where(ratio.abs() < 1e-10, 0.0, ratio).to(r.dtype)
+
     @torch.no_grad()
     def _maximiser(self, t: Tensor) -> Tensor:
         """The u with f'(u) = t, by bisection in log u; the nearest end where there is none."""
@@ -88,7 +104,10 @@ def _slope(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
 
 
 def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    values = f(u)
+    try:
+        values = f(u)
+    except Exception as error:
+        raise TypeError(f"{name}: f must be made of torch operations on a tensor, but it raised: {error}") from error
     if not isinstance(values, Tensor) or values.shape != u.shape:
         seen = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name}: f must return a tensor of its argument's shape {tuple(u.shape)}, got {seen}")
@@ -97,7 +116,8 @@ def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> N
         raise TypeError(f"{name}: f must act on each element alone, but its values change with the rest of the tensor")
 
 
-def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> float:
+    """Refuse an f that isn't finite and convex on the grid u; return its largest slope there."""
     at_one = float(f(torch.ones(1, dtype=torch.float64)))
     if not abs(at_one) <= 1e-9:
         raise ValueError(f"{name}: f(1) must be 0, but f(u) = {at_one:g} at u = 1; subtract that constant")
@@ -123,6 +143,15 @@ def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
             f"{name}: f is not convex near u = {float(u[i]):g}: f' goes from {float(slopes[i]):g} "
             f"to {float(slopes[i + 1]):g} at u = {float(u[i + 1]):g}, with {float(secants[i]):g} on average between"
         )
+    return float(slopes[-1])
+
+
+def _at_zero(f: Callable[[Tensor], Tensor]) -> float:
+    """f(0), as a limit where the formula has none."""
+    exact, nearer, near = f(torch.tensor([0.0, math.exp(-700), math.exp(-350)], dtype=torch.float64)).tolist()
+    if not math.isnan(exact):
+        return float(exact)
+    return nearer if abs(nearer - near) <= 1e-9 * (1 + abs(nearer)) else math.inf
 
 
 def _supremum(f: Callable[[Tensor], Tensor]) -> float:

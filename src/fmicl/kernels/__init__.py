@@ -117,7 +117,7 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     """The implementation to use; None is the dense reference."""
     if kernel == "reference":
         return None
-    if kernel == "tiled" or (kernel == "auto" and not _triton_suits(x, function)):
+    if kernel == "tiled" or (kernel == "auto" and not _triton_suits(x, function, fast)):
         return cast(Backend, tiled)
     if importlib.util.find_spec("triton") is None:
         raise ValueError("kernel='triton' needs the package triton, which is not installed; kernel='auto' does without")
@@ -132,11 +132,13 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     return TritonBackend(fast)
 
 
-def _triton_suits(x: Tensor, function: PairFunction | None) -> bool:
+def _triton_suits(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
     if x.device.type != "cuda" or x.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
         return False
     if torch.cuda.get_device_capability(x.device) < (8, 0):
         return False  # neither bfloat16 nor TF32
+    if not fast and x.shape[1] > 128:
+        return False  # in float32 and for large d, cuBLAS on tiles is the faster one (benchmarks/README.md)
     from fmicl.kernels.lowering import lower
 
     return function is None or lower(function) is not None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels import reference
-from fmicl.kernels.columns import World, gather_rows, travel
+from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
 
 __all__ = ["pair_sum", "row_logsumexp"]
@@ -63,7 +63,7 @@ class _PairSum(torch.autograd.Function):
         ctx.gradients = (grad_x, grad_other)
         ctx.save_for_backward(x, other)
         ctx.settings = (function, skip, world)
-        return total.to(x.dtype)
+        return total.to(torch.promote_types(x.dtype, torch.float32))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,7 +71,7 @@ class _PairSum(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph=True: the gradient itself must be differentiable
             x, other = ctx.saved_tensors
             function, skip, world = ctx.settings
-            _require_one_process(world)
+            require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
             return (*grads, None, None, None, None)
         scaled = [None if value is None else _scaled(value, grad) for value in (grad_x, grad_other)]
@@ -121,7 +121,7 @@ class _RowLogSumExp(torch.autograd.Function):
         x, other, result = ctx.saved_tensors
         scale, skip, backend, world = ctx.settings
         if torch.is_grad_enabled():
-            _require_one_process(world)
+            require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.row_logsumexp(a, b, scale, skip), grad, x, other)
             return (*grads, None, None, None, None)
         own = Normaliser(result, grad.contiguous())
@@ -161,13 +161,6 @@ def _dense_gradients(
         next(found) if x.requires_grad else None,
         next(found) if other is not None and other.requires_grad else None,
     )
-
-
-def _require_one_process(world: World) -> None:
-    if world.size > 1:
-        raise RuntimeError(
-            f"a loss over {world.size} processes can't be differentiated twice; use gather=False or kernel='reference'"
-        )
 
 
 def _scaled(value: Tensor, factor: Tensor) -> Tensor:

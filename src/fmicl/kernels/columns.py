@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "all_logsumexp", "all_sum", "gather_rows", "travel", "world_of"]
+__all__ = ["World", "all_logsumexp", "all_sum", "gather_rows", "require_first_order", "travel", "world_of"]
 
 # Gathered columns above this size (in bytes) go round in a ring instead of being held all at once.
 RING_ABOVE = 256 * 2**20
@@ -45,22 +45,37 @@ class World(NamedTuple):
         return sum(self.sizes)
 
 
-def world_of(x: Tensor, gather: bool = True) -> World:
+def world_of(x: Tensor, gather: bool = True, wrong: ValueError | None = None) -> World:
     """Ask every process for its number of rows; a single one, or `gather=False`, asks nobody.
 
+    Args:
+        x: rows of this process.
+        gather: whether to ask at all.
+        wrong: what is wrong with this process's input, so that all of them stop together.
+
     Raises:
-        ValueError: on all processes alike, if one has no rows or their embeddings differ in dimension.
+        ValueError: on all processes alike, if the input of one is wrong or their embeddings differ in dimension.
     """
     if not (gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if wrong is not None:
+            raise wrong
         return World(0, (len(x),))
-    mine = torch.tensor(x.shape, device=x.device)
-    shapes = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(shapes, mine)
-    rows, widths = zip(*(shape.tolist() for shape in shapes), strict=True)
-    if min(rows) < 1 or len(set(widths)) > 1:
+    device = x.device if isinstance(x, Tensor) else torch.device("cpu")
+    if dist.get_backend() == "nccl" and device.type != "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    mine = torch.tensor([0, 0, 0] if wrong is not None else [1, *x.shape], device=device)
+    answers = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(answers, mine)
+    valid, rows, widths = zip(*(answer.tolist() for answer in answers), strict=True)
+    if wrong is not None:
+        raise wrong
+    if not all(valid):
+        refused = ", ".join(str(rank) for rank, fine in enumerate(valid) if not fine)
+        raise ValueError(f"the input of rank {refused} was refused: see the error there. This process stops with it")
+    if len(set(widths)) > 1:
         raise ValueError(
-            "every process needs at least one sample and embeddings of the same dimension; "
-            f"by rank the shapes are {list(zip(rows, widths, strict=True))}. gather=False keeps to one's own process"
+            "every process needs embeddings of the same dimension; by rank the shapes are "
+            f"{list(zip(rows, widths, strict=True))}. gather=False keeps to one's own process"
         )
     return World(dist.get_rank(), tuple(rows))
 
@@ -107,6 +122,18 @@ def travel(x: Tensor, world: World) -> Iterator[tuple[Tensor, int]]:
         held, arriving = arriving, held
 
 
+def require_first_order(world: World) -> None:
+    """Refuse a gradient that would have to be differentiated again: sums over processes are not.
+
+    Raises:
+        RuntimeError: if several processes run and the gradient is being recorded.
+    """
+    if world.size > 1 and torch.is_grad_enabled():
+        raise RuntimeError(
+            f"a loss over {world.size} processes can't be differentiated twice; gather=False keeps to one's own"
+        )
+
+
 class _GatherRows(torch.autograd.Function):
     """`gather_rows` whose gradient is the sum over processes: what the dense reference needs."""
 
@@ -117,7 +144,8 @@ class _GatherRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.contiguous()
+        require_first_order(ctx.world)
+        grad = grad.contiguous().clone()
         dist.all_reduce(grad)
         world: World = ctx.world
         return grad[world.first : world.first + world.sizes[world.rank]], None
@@ -133,23 +161,25 @@ def gather_differentiably(x: Tensor, world: World) -> Tensor:
 
 class _AllSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, value: Tensor, world: World) -> Tensor:
+        ctx.world = world
         total = value.clone()
         dist.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        require_first_order(ctx.world)
         grad = grad.clone()
         dist.all_reduce(grad)
-        return grad
+        return grad, None
 
 
 def all_sum(value: Tensor, world: World) -> Tensor:
     """Sum over processes."""
     if world.size == 1:
         return value
-    total: Tensor = _AllSum.apply(value)
+    total: Tensor = _AllSum.apply(value, world)
     return total
 
 

@@ -29,8 +29,7 @@ PARTS = {
 }
 HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
 # Of all-MiniLM-L6-v2, on the MTEB leaderboard
-PUBLISHED = {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99, "STSB": 82.03,
-             "SICK-R": 77.58}  # fmt: skip
+PUBLISHED = {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99, "STSB": 82.03}
 
 
 def write_sts(folder: Path) -> None:
@@ -272,9 +271,9 @@ def minilm() -> Any:
 
 @real_data
 def test_minilm_on_a_part_of_sts_b() -> None:
-    """The first 200 pairs, against SciPy on embeddings that were made pair by pair."""
+    """The first 100 pairs, against SciPy on embeddings that were made pair by pair."""
     encode, whole = minilm(), load_stsb(REAL)
-    task = StsTask("STSB", whole.first[:200], whole.second[:200], whole.scores[:200])
+    task = StsTask("STSB", whole.first[:100], whole.second[:100], whole.scores[:100])
     found = evaluate_tasks(encode, {"STSB": task})["STSB"]
     cosines = torch.nn.functional.cosine_similarity(encode(task.first), encode(task.second))
     assert found == pytest.approx(100 * spearmanr(cosines, task.scores).statistic, abs=0.01)
@@ -284,5 +283,12 @@ def test_minilm_on_a_part_of_sts_b() -> None:
 @real_data
 @pytest.mark.slow
 def test_minilm_scores_are_the_published_ones() -> None:
-    found = evaluate_sts(minilm(), REAL)
-    assert {name: round(found[name], 2) for name in TASKS} == PUBLISHED
+    encode = minilm()
+    found = evaluate_sts(encode, REAL)
+    assert {name: round(found[name], 2) for name in PUBLISHED} == PUBLISHED
+    # The leaderboard's 77.58 of SICK-R is over all 9,927 pairs of its three splits; SimCSE has the test split alone.
+    assert round(found["SICK-R"], 2) == 77.15
+    files = ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt")
+    rows = [line.split("\t") for file in files for line in (REAL / "SICK" / file).read_text().splitlines()[1:]]
+    first, second, scores = zip(*((row[1], row[2], float(row[3])) for row in rows), strict=True)
+    assert round(evaluate_tasks(encode, {"all": StsTask("all", first, second, scores)})["all"], 2) == 77.58

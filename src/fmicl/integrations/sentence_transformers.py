@@ -1,0 +1,243 @@
+"""f-MICL as a loss of sentence-transformers: one import, and any f-divergence trains any of its models.
+
+Nothing of sentence-transformers is needed to import this, only a model of theirs to use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import fmicl
+from fmicl.checks import Negatives
+from fmicl.divergences import KL, Divergence
+from fmicl.functional import make_similarity
+from fmicl.pairs import Block, Pairs, normalise
+from fmicl.shift import ShiftedCritic, optimal_shift
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+__all__ = ["FMICLLoss"]
+
+
+class FMICLLoss(nn.Module):
+    r"""Contrastive learning with any f-divergence, for ``loss=`` of a ``SentenceTransformerTrainer``.
+
+    Given (anchor, positive) pairs, (anchor, positive, negative_1, ..., negative_n) tuples, or single sentences, it
+    maximises a lower bound of the f-mutual information between anchor and positive:
+
+    .. math::
+        L = -\Big( \mathrm{mean}_i\, f'(u(x_i, y_i)) - \alpha\, \mathrm{mean}_{neg}\, f^*(f'(u)) \Big), \quad
+        u(x, y) = \mu\, e^{-\gamma |x - y|^2}
+
+    on embeddings of unit length (they are normalised here; the model need not do it). With x the anchors, y the
+    positives and n_k the k-th of K negatives columns, N rows each, the negative pairs are
+
+    ============  ==============================================  =========================================
+    negatives     in the batch, for all i and j != i              with negatives columns, for all i, j and k
+    ============  ==============================================  =========================================
+    ``anchor``    (x_i, x_j):  N (N - 1)                          (x_i, n_kj):  K N^2
+    ``cross``     (x_i, y_j):  N (N - 1)                          (x_i, n_kj):  K N^2
+    ``both``      x or y_i with x or y_j, either way round:       (x_i, n_kj) and (y_i, n_kj):  2 K N^2
+                  4 N (N - 1)
+    ============  ==============================================  =========================================
+
+    so an anchor meets its own hard negatives and those of every other row. The mean is over all of these pairs, and
+    each counts once: alpha weighs the same whether there are negatives columns or not, and a column shifts the mean
+    towards its pairs, about half of them being explicit with one column and ``anchor`` or ``cross``. Explicit
+    negatives are never positives or negatives of each other. A batch of one pair (the last of an epoch) has no
+    negatives in the batch: what remains is the alignment term, and its explicit negatives if it has some.
+
+    Single sentences (one column) go through the model twice in one batch, x and y being the same sentences under
+    different dropout masks (unsupervised SimCSE). Without dropout, as in evaluation, the two are the same vector.
+
+    Where several processes train, negatives come from all of them, and the gradient after averaging over processes is
+    that of one process on the joined batch.
+
+    Which divergence? ``kl`` first: the paper's best on text, and nearest to what InfoNCE does. ``pearson`` and ``vlc``
+    are close to it on images; on text the paper has Pearson just below KL, and Vincze-Le Cam far below. ``js`` and
+    ``squared_hellinger`` have bounded scores and forgive wrong pairs, for noisy data. ``tsallis`` (order 3) pushes
+    hardest on the closest negatives. ``reverse_kl`` and ``neyman`` are there to be compared with, and fail
+    (``fmicl.theory.uniformity`` says why). A convex f of one's own goes in by ``fmicl.Divergence.from_generator``.
+
+    Args:
+        model: the SentenceTransformer to train.
+        divergence: a name of ``fmicl.list_divergences()`` or a ``fmicl.Divergence``.
+        alpha: weight of the negative term. The paper's for text is large, as a Gaussian of width gamma = 20 leaves
+            negatives almost no weight of their own: at right angles :math:`u = e^{-40}`.
+        gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
+        mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio on the sphere.
+        similarity: "gaussian" (the paper's) or "cosine".
+        negatives: which pairs of the batch are negatives: "anchor" (the paper's), "cross" or "both".
+        shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha is then a constant.
+        gather_across_devices: where several processes run, take negatives from all of them.
+
+    Raises:
+        ValueError: a setting can't be meant; or, at the call, there is no column.
+
+    References:
+        * f-MICL: Understanding and Generalizing InfoNCE-based Contrastive Learning:
+          https://openreview.net/forum?id=ZD03VUZmRx
+        * SimCSE: Simple Contrastive Learning of Sentence Embeddings: https://arxiv.org/abs/2104.08821
+
+    Requirements:
+        1. (anchor, positive[, negatives]) tuples, or single sentences and a model with dropout.
+
+    Inputs:
+        +-------------------------------------------------+--------+
+        | Inputs                                          | Labels |
+        +=================================================+========+
+        | single sentences                                | none   |
+        +-------------------------------------------------+--------+
+        | (anchor, positive) pairs                        | none   |
+        +-------------------------------------------------+--------+
+        | (anchor, positive, negative_1, ..., negative_n) | none   |
+        +-------------------------------------------------+--------+
+
+    Recommendations:
+        - Use ``BatchSamplers.NO_DUPLICATES``, so that no negative of an anchor is its positive.
+        - Larger batches estimate the negative term better; alpha need not change with them.
+
+    Relations:
+        - ``MultipleNegativesRankingLoss`` (InfoNCE) has a softmax for each anchor where this has one mean over all
+          negatives. KL with ``shift="optimal"`` moves that mean into the logarithm, KL alone drops the logarithm.
+        - ``fmicl.FMICLLoss`` is the same on embeddings, without a model.
+
+    Example:
+        ::
+
+            from datasets import Dataset
+            from fmicl.integrations.sentence_transformers import FMICLLoss
+            from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+
+            model = SentenceTransformer("microsoft/mpnet-base")
+            train_dataset = Dataset.from_dict({
+                "anchor": ["It's nice weather outside today.", "He drove to work."],
+                "positive": ["It's so sunny.", "He took the car to the office."],
+            })
+            loss = FMICLLoss(model, "kl")
+            trainer = SentenceTransformerTrainer(model=model, train_dataset=train_dataset, loss=loss)
+            trainer.train()
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        divergence: str | Divergence = "kl",
+        alpha: float = 409600.0,
+        gamma: float = 20.0,
+        mu: float | Literal["normalised"] = 1.0,
+        similarity: Literal["gaussian", "cosine"] = "gaussian",
+        negatives: Negatives = "anchor",
+        shift: Literal["optimal"] | None = None,
+        gather_across_devices: bool = True,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        # High precision: at gamma = 20, rounding an inner product to bfloat16 would change its u by several percent.
+        self.objective = fmicl.FMICLLoss(
+            divergence, alpha, gamma, mu, similarity, negatives, shift, gather=gather_across_devices, precision="high"
+        )
+
+    def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
+        """The loss of one batch: a dictionary of tokens for each column. Labels are not looked at."""
+        columns = list(sentence_features)
+        if len(columns) == 1:
+            embeddings = _embed_twice(self.model, columns[0])
+        else:
+            embeddings = [self.model(features)["sentence_embedding"] for features in columns]
+        return self.compute_loss_from_embeddings(embeddings, labels)
+
+    def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        """The loss of embeddings (N, d) of anchors, positives and of each negatives column."""
+        if len(embeddings) < 2:
+            raise ValueError(f"anchors and positives are needed, but there are {len(embeddings)} columns")
+        x, y, *given = embeddings
+        if given:
+            with torch.autocast(x.device.type, enabled=False):
+                return self._with_columns(x, y, given)
+        if self._alone(x):
+            alignment: Tensor = self.objective.terms(x, y, y).alignment
+            return alignment
+        loss: Tensor = self.objective(x, y)
+        return loss
+
+    def _alone(self, x: Tensor) -> bool:
+        """Whether there is no other row anywhere; no process needs to be asked."""
+        processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        return len(x) == 1 and (processes == 1 or not self.objective.options["gather"])
+
+    def _with_columns(self, x: Tensor, y: Tensor, given: Sequence[Tensor]) -> Tensor:
+        """The loss with explicit negatives beside those of the batch."""
+        o = self.objective
+        alone = self._alone(x)
+        pairs = Pairs.prepare(x, y, y if alone else o.negatives, **o.options)
+        anchors = (pairs.x, pairs.y) if o.negatives == "both" else (pairs.x,)
+        blocks = () if alone else pairs.blocks
+        for column in given:
+            if column.shape != x.shape:
+                raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
+            other = normalise(column.to(pairs.x.dtype))
+            blocks += tuple(Block(rows, other, None, 1, pairs.world.total**2, pairs.world) for rows in anchors)
+        pairs = dataclasses.replace(pairs, blocks=blocks)
+        critic = make_similarity(o.similarity, o.gamma, o.mu).critic(o.divergence, x.shape[1])
+        alignment = -pairs.mean_of_rows(critic.score(critic.pairs(pairs.x, pairs.y)))
+        if o.shift is None:
+            return alignment + o.alpha * pairs.mean(critic)
+        if isinstance(o.divergence, KL):  # as in fmicl.functional: the shift has a closed form
+            constant = critic.offset - (1.0 if critic.free else 0.0)
+            return alignment + math.log(o.alpha) + constant + 1 + pairs.log_mean_exp(critic.scale)
+        v = optimal_shift(critic, o.alpha, pairs.global_mean)
+        return alignment + v + o.alpha * pairs.mean(ShiftedCritic(critic, v))
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The settings, for the model card."""
+        o = self.objective
+        name = o.divergence.name
+        known = name in fmicl.list_divergences() and fmicl.divergence(name) == o.divergence
+        return {
+            "divergence": name if known else repr(o.divergence),
+            "alpha": o.alpha,
+            "gamma": o.gamma,
+            "mu": o.mu,
+            "similarity": o.similarity,
+            "negatives": o.negatives,
+            "shift": o.shift,
+            "gather_across_devices": o.options["gather"],
+        }
+
+    @property
+    def citation(self) -> str:
+        """The paper, for the model card."""
+        return """
+@article{lu2023fmicl,
+    title={f-{MICL}: Understanding and Generalizing Info{NCE}-based Contrastive Learning},
+    author={Yiwei Lu and Guojun Zhang and Sun Sun and Hongyu Guo and Yaoliang Yu},
+    journal={Transactions on Machine Learning Research},
+    year={2023},
+    url={https://openreview.net/forum?id=ZD03VUZmRx}
+}
+"""
+
+
+def _embed_twice(model: nn.Module, features: dict[str, Any]) -> Sequence[Tensor]:
+    """Two embeddings of each sentence, from one batch that has each of them twice: dropout tells them apart.
+
+    Where the rows of a batch can't be told from its tensors (packed sequences, a stream of tokens), two passes give
+    the same.
+    """
+    tokens = features.get("input_ids", features.get("attention_mask"))
+    tensors = {key: value for key, value in features.items() if isinstance(value, Tensor) and key != "prompt_length"}
+    packed = not isinstance(tokens, Tensor) or tokens.ndim < 2 or "cu_seq_lens_q" in features
+    if packed or any(value.ndim == 0 or len(value) != len(tokens) for value in tensors.values()):
+        return [model(dict(features))["sentence_embedding"] for _ in range(2)]
+    doubled = {**features, **{key: torch.cat([value, value]) for key, value in tensors.items()}}
+    embeddings: Tensor = model(doubled)["sentence_embedding"]
+    return embeddings.chunk(2)

@@ -53,6 +53,8 @@ class _PairSum(torch.autograd.Function):
         grad_other: Tensor | None = None
         if other is None and skip == 0 and world.size == 1:
             total, grad_x = backend.pair_symmetric(x, function, rows_wanted)
+        elif other is not None and world.size == 1 and all(ctx.needs_input_grad[:2]):
+            total, grad_x, grad_other = backend.pair_both(x, other, function, skip)
         else:
             total, grad_x = _over_columns(x, x if other is None else other, function, skip, rows_wanted, backend, world)
             if other is None:
@@ -144,6 +146,8 @@ class _RowLogSumExp(torch.autograd.Function):
             if skip not in (0, None):
                 raise ValueError(f"x with itself can skip its diagonal or nothing, got skip={skip}")
             return gradient(x, x, True, True, skip), None, None, None, None, None
+        if world.size == 1 and all(ctx.needs_input_grad[:2]):
+            return (*backend.logsumexp_both(x, other, scale, skip, own), None, None, None, None)
         grad_x = gradient(x, other, True, False, skip) if ctx.needs_input_grad[0] else None
         mirrored = None if skip is None else -skip
         grad_other = gradient(other, x, False, True, mirrored) if ctx.needs_input_grad[1] else None

@@ -3,9 +3,11 @@
 With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x_i.o_j, a backend gives
 
     pair_rows          sum_ij penalty(z_ij)  and its gradient in x
+    pair_both          the same, with the gradient in the columns too
     pair_symmetric     the same for x against itself without the diagonal, each pair seen from both sides
     logsumexp_rows     log sum_j exp(scale * x_i.o_j)  for each row
     logsumexp_gradient what the gradient of these logarithms sends to the rows
+    logsumexp_both     the same, with what it sends to the columns
 
 as plain computations without autograd; `kernels.autograd` makes differentiable functions of them and
 `kernels.columns` lets the columns come from other processes. Sums are float64 scalars, gradients have x's type or
@@ -73,6 +75,11 @@ class Backend(Protocol):
     ) -> tuple[Tensor, Tensor | None]:
         """sum_ij penalty(z_ij), and sum_j penalty'(z_ij) scale o_j for each i if asked."""
 
+    def pair_both(
+        self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """sum_ij penalty(z_ij), and its gradients in the rows and in the columns."""
+
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """sum_{i != j} penalty(z_ij) of x with itself, and its whole gradient in x."""
 
@@ -89,3 +96,8 @@ class Backend(Protocol):
         others: Normaliser | None,
     ) -> Tensor:
         """sum_j (g_i e^(z_ij - L_i) [rows] + g_j e^(z_ij - L_j) [others]) scale o_j, z = scale x_i.o_j: (N, d)."""
+
+    def logsumexp_both(
+        self, x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
+    ) -> tuple[Tensor, Tensor]:
+        """What the gradient of log-sum-exps over rows sends to the rows and to the columns: (N, d) and (M, d)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fmicl.kernels.contract import Normaliser, PairFunction
 
-__all__ = ["logsumexp_gradient", "logsumexp_rows", "pair_rows", "pair_symmetric"]
+__all__ = ["logsumexp_both", "logsumexp_gradient", "logsumexp_rows", "pair_both", "pair_rows", "pair_symmetric"]
 
 # Rows and columns of a tile. Large enough that the matrix product runs at full rate, small enough that the few
 # arrays of its size stay in a core's cache (CPU) or far below the memory of anything else (GPU).
@@ -59,19 +59,45 @@ def pair_rows(
     x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
     """sum_ij penalty(z_ij), and its gradient in the rows x."""
+    grad = torch.zeros_like(x) if gradient else None
+    return _rectangle(x, columns, function, skip, grad, None), grad
+
+
+@torch.no_grad()
+def pair_both(x: Tensor, columns: Tensor, function: PairFunction, skip: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """sum_ij penalty(z_ij), and its gradients in the rows and in the columns, from the same tiles."""
+    grad_x, grad_columns = torch.zeros_like(x), torch.zeros_like(columns)
+    return _rectangle(x, columns, function, skip, grad_x, grad_columns), grad_x, grad_columns
+
+
+def _rectangle(
+    x: Tensor,
+    columns: Tensor,
+    function: PairFunction,
+    skip: int | None,
+    grad_x: Tensor | None,
+    grad_columns: Tensor | None,
+) -> Tensor:
+    """The sum over all tiles; gradients are added to what is given."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
     tiles = _Tiles(x, tile, function.offset, function.scale)
-    total = torch.zeros((), dtype=torch.float64 if x.device.type != "mps" else torch.float32, device=x.device)
-    grad = torch.zeros_like(x) if gradient else None
+    total = _zero(x)
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
             a, b = x[i:i_end], columns[j:j_end]
-            value, slope = _evaluate(function, tiles(a, b), gradient, skip, i, j)
+            value, slope = _evaluate(function, tiles(a, b), grad_x is not None, skip, i, j)
             total += value
-            if grad is not None and slope is not None:
-                grad[i:i_end].addmm_(slope, b, alpha=function.scale)
-    return total, grad
+            if grad_x is not None and slope is not None:
+                grad_x[i:i_end].addmm_(slope, b, alpha=function.scale)
+                if grad_columns is not None:
+                    grad_columns[j:j_end].addmm_(slope.T, a, alpha=function.scale)
+    return total
+
+
+def _zero(x: Tensor) -> Tensor:
+    """A float64 scalar, where the device has them."""
+    return torch.zeros((), dtype=torch.float32 if x.device.type == "mps" else torch.float64, device=x.device)
 
 
 @torch.no_grad()
@@ -80,7 +106,7 @@ def pair_symmetric(x: Tensor, function: PairFunction, gradient: bool) -> tuple[T
     x = x.contiguous()
     tile = _tile(x)
     tiles = _Tiles(x, tile, function.offset, function.scale)
-    total = torch.zeros((), dtype=torch.float64 if x.device.type != "mps" else torch.float32, device=x.device)
+    total = _zero(x)
     grad = torch.zeros_like(x) if gradient else None
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(x), tile):
@@ -169,3 +195,23 @@ def _columns_of(others: Normaliser | None, start: int, end: int) -> tuple[Tensor
     if others is None:
         raise ValueError("a gradient comes from normalisers of rows, of columns, or of both; got neither")
     return others.value[None, start:end], others.gradient[None, start:end]
+
+
+@torch.no_grad()
+def logsumexp_both(
+    x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
+) -> tuple[Tensor, Tensor]:
+    """What the gradient of log-sum-exps over rows sends to the rows and to the columns, from the same tiles."""
+    x, columns = x.contiguous(), columns.contiguous()
+    tile = _tile(x)
+    tiles = _Tiles(x, tile, 0.0, scale)
+    grad_x, grad_columns = torch.zeros_like(x), torch.zeros_like(columns)
+    for i, i_end in _spans(len(x), tile):
+        for j, j_end in _spans(len(columns), tile):
+            a, b = x[i:i_end], columns[j:j_end]
+            weight = tiles(a, b).sub_(rows.value[i:i_end, None]).exp_().mul_(rows.gradient[i:i_end, None])
+            if (skipped := _diagonal(weight, skip, i, j)) is not None:
+                skipped.zero_()
+            grad_x[i:i_end].addmm_(weight, b, alpha=scale)
+            grad_columns[j:j_end].addmm_(weight.T, a, alpha=scale)
+    return grad_x, grad_columns

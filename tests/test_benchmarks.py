@@ -152,3 +152,19 @@ def test_a_cell_that_kills_its_process_does_not_end_the_run(
     found = [worker.run(job)["status"] for job in ("dies", "fine", "memory", "breaks", "fine")]
     worker.stop()
     assert found == ["error: the process ended with 3", "ok", "oom", "error: RuntimeError: no such kernel", "ok"]
+
+
+def test_the_check_of_the_kernel_runs(tmp_path: Path) -> None:
+    """In the interpreter here; on a GPU it is the same script."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "check.py"), "--quick", "--json", str(tmp_path / "check.json")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}),
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "check.json").read_text())["errors"]
+    assert {row["what"] for row in found} >= {"kl", "js, cosine", "square", "log-sum-exp"}
+    assert {row["mode"] for row in found} == {"fast", "high"}

@@ -1,0 +1,115 @@
+"""Is the Triton kernel right on this GPU? Every pair function and size against the dense reference in float64.
+
+    python benchmarks/check.py --json results/check-h200.json      # a CUDA GPU: about two minutes, most of it compiling
+    TRITON_INTERPRET=1 python benchmarks/check.py --quick          # without one, small sizes, in Triton's interpreter
+
+Inputs of the fast mode are rounded to bfloat16 first, so that what is seen is the kernel's own error: the rounding of
+its slopes. The exit code is 1 if any error is above its bound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+import fmicl
+from fmicl import kernels
+from fmicl.kernels import PairFunction, Square, reference
+from fmicl.kernels.triton import TritonBackend
+
+SIZES = [(2, 1), (77, 5), (1000, 64), (3000, 128), (5000, 200), (3000, 512), (9000, 512), (1500, 2048)]
+QUICK = [(2, 1), (77, 5), (70, 200)]
+BOUNDS = {"fast": (1e-5, 5e-3), "high": (1e-5, 5e-6)}
+"""Largest relative errors of loss and gradient."""
+
+
+def functions() -> dict[str, PairFunction]:
+    made: dict[str, PairFunction] = {"square": Square(1.5)}
+    for name in fmicl.list_divergences():
+        made[name] = fmicl.Gaussian(gamma=0.8, mu=1.2).critic(fmicl.divergence(name), 4)
+        made[f"{name}, cosine"] = fmicl.Cosine(temperature=0.4).critic(fmicl.divergence(name), 4)
+    return made
+
+
+def rows(n: int, d: int, mode: str, seed: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.nn.functional.normalize(torch.randn(n, d, generator=generator), dim=-1).to(device)
+    return x.bfloat16().float() if mode == "fast" else x
+
+
+def relative(seen: Tensor, true: Tensor) -> float:
+    return float((seen.double() - true).norm() / true.norm().clamp(min=1e-3))
+
+
+def check_pairs(name: str, function: PairFunction, n: int, d: int, mode: str, device: torch.device) -> dict[str, Any]:
+    """x with itself, and x against other rows, with a pair to skip."""
+    x, other = rows(n, d, mode, 0, device), rows(n + 3, d, mode, 1, device)
+    backend = TritonBackend(mode == "fast")
+    errors = []
+    for columns, skip in ((None, 0), (other, 1)):
+        exact = x.double().requires_grad_()
+        total = reference.pair_sum(exact, exact if columns is None else columns.double(), function, skip)
+        (gradient,) = torch.autograd.grad(total, exact)
+        if columns is None:
+            seen, seen_gradient = backend.pair_symmetric(x, function, True)
+        else:
+            seen, seen_gradient = backend.pair_rows(x, columns, function, skip, True)
+        assert seen_gradient is not None
+        errors.append((relative(seen, total.detach()), relative(seen_gradient, gradient)))
+    loss, gradient_error = (max(values) for values in zip(*errors, strict=True))
+    return {"what": name, "n": n, "d": d, "mode": mode, "loss": loss, "gradient": gradient_error}
+
+
+def check_logsumexp(n: int, d: int, mode: str, device: torch.device) -> dict[str, Any]:
+    results = []
+    for kernel, dtype in (("triton", torch.float32), ("reference", torch.float64)):
+        x, other = (rows(n, d, mode, seed, device).to(dtype).requires_grad_() for seed in (0, 1))
+        options: dict[str, Any] = {"kernel": kernel, "fast": mode == "fast"}
+        value = kernels.row_logsumexp(x, None, 5.0, 0, **options) + kernels.row_logsumexp(x, other, 5.0, 0, **options)
+        results.append((value, *torch.autograd.grad(value.sum(), (x, other))))
+    loss, *gradients = (relative(seen.detach(), true.detach()) for seen, true in zip(*results, strict=True))
+    return {"what": "log-sum-exp", "n": n, "d": d, "mode": mode, "loss": loss, "gradient": max(gradients)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small sizes only")
+    parser.add_argument("--json", type=Path, help="file to write all errors to")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = []
+    for mode in ("fast", "high"):
+        for n, d in QUICK if options.quick else SIZES:
+            found.append(check_pairs("kl", functions()["kl"], n, d, mode, device))
+            if n > 2:
+                found.append(check_logsumexp(n, d, mode, device))
+        for name, function in functions().items():
+            found.append(check_pairs(name, function, 77 if options.quick else 1000, 64, mode, device))
+    wrong = 0
+    print("| what | N | d | mode | loss | gradient | |\n|---|---|---|---|---|---|---|")
+    for row in found:
+        bounds = BOUNDS[row["mode"]]
+        fine = row["loss"] <= bounds[0] and row["gradient"] <= bounds[1]
+        wrong += not fine
+        cells = (row["what"], row["n"], row["d"], row["mode"], f"{row['loss']:.1e}", f"{row['gradient']:.1e}")
+        print("| " + " | ".join(map(str, cells)) + f" | {'' if fine else 'TOO LARGE'} |")
+    if options.json is not None:
+        name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU"
+        machine = {"device": name, "torch": torch.__version__, "triton": triton.__version__}
+        date = datetime.now(UTC).date().isoformat()
+        options.json.write_text(json.dumps({"machine": machine, "date": date, "errors": found}, indent=1) + "\n")
+    print(f"{len(found) - wrong} of {len(found)} within bounds")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -193,7 +193,7 @@ def _print_sts(results: dict[str, Any]) -> None:
     def number(value: float | None, otherwise: str) -> str:
         return otherwise if value is None else f"{value:.2f}"
 
-    table = Table(title="STS, Spearman x 100, test splits", title_justify="left")
+    table = Table()
     table.add_column("task")
     table.add_column("score", justify="right")
     table.add_column("pairs", justify="right")
@@ -202,6 +202,7 @@ def _print_sts(results: dict[str, Any]) -> None:
     for name in results["missing"]:
         table.add_row(name, "missing", "")
     table.add_row("avg", number(results["avg"], "-"), "")
+    print("Spearman's correlation x 100, test splits")
     Console().print(table)
     if results["uniformity"] is not None:
         print(f"STS-B: alignment {number(results['alignment'], '-')}, uniformity {results['uniformity']:.2f}")

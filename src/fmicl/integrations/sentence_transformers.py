@@ -19,7 +19,7 @@ from fmicl.checks import Negatives
 from fmicl.divergences import KL, Divergence
 from fmicl.functional import make_similarity
 from fmicl.pairs import Block, Pairs, normalise
-from fmicl.shift import ShiftedCritic, optimal_shift
+from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -194,8 +194,10 @@ class FMICLLoss(nn.Module):
         if isinstance(o.divergence, KL):  # as in fmicl.functional: the shift has a closed form
             constant = critic.offset - (1.0 if critic.free else 0.0)
             return alignment + math.log(o.alpha) + constant + 1 + pairs.log_mean_exp(critic.scale)
-        v = optimal_shift(critic, o.alpha, pairs.global_mean)
-        return alignment + v + o.alpha * pairs.mean(ShiftedCritic(critic, v))
+        rounding = 4 * torch.finfo(pairs.x.dtype).eps
+        v = optimal_shift(critic, o.alpha, pairs.detached().global_mean, precision=rounding)
+        uniformity = v + o.alpha * pairs.mean(ShiftedCritic(critic, v))
+        return alignment + differentiable_once(uniformity, "the gradient of shift='optimal' holds v fixed")
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""
@@ -234,9 +236,10 @@ def _embed_twice(model: nn.Module, features: dict[str, Any]) -> Sequence[Tensor]
     the same.
     """
     tokens = features.get("input_ids", features.get("attention_mask"))
+    rows = len(tokens) if isinstance(tokens, Tensor) and tokens.ndim >= 2 and "cu_seq_lens_q" not in features else None
+    # A prompt's length is one number for the batch, in whatever form it comes.
     tensors = {key: value for key, value in features.items() if isinstance(value, Tensor) and key != "prompt_length"}
-    packed = not isinstance(tokens, Tensor) or tokens.ndim < 2 or "cu_seq_lens_q" in features
-    if packed or any(value.ndim == 0 or len(value) != len(tokens) for value in tensors.values()):
+    if rows is None or any(value.ndim == 0 or len(value) != rows for value in tensors.values()):
         return [model(dict(features))["sentence_embedding"] for _ in range(2)]
     doubled = {**features, **{key: torch.cat([value, value]) for key, value in tensors.items()}}
     embeddings: Tensor = model(doubled)["sentence_embedding"]

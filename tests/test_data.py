@@ -3,6 +3,7 @@
 import hashlib
 import math
 import pickle
+import re
 import shutil
 import warnings
 from collections.abc import Callable
@@ -20,10 +21,12 @@ from fmicl.data import (
     FileSamples,
     Splits,
     find_images,
+    fingerprint,
     list_datasets,
     load_images,
     split_by_name,
     stratified_split,
+    what_changed,
 )
 from fmicl.data.decode import check_image, decode, resize_centre, to_tensor
 
@@ -526,14 +529,59 @@ def test_damaged_images_are_counted_reported_and_skipped_in_a_large_folder(tmp_p
     assert (torch.tensor(labels_of(splits.train) + labels_of(splits.test)).bincount() == 59).all()
 
 
-def test_damage_that_only_decoding_finds_is_found_for_images_in_memory(tmp_path: Path) -> None:
+@pytest.mark.parametrize("memory_limit", [2**30, 0])
+def test_damage_that_only_decoding_finds_is_found_before_training(tmp_path: Path, memory_limit: int) -> None:
     make_classes(tmp_path, {"a": 60, "b": 60})
     damage_inside(tmp_path / "b" / "001.png")
     assert check_image(tmp_path / "b" / "001.png") == (30, 40)  # header and end are fine
     with pytest.warns(UserWarning, match="1 of the 120 images"):
-        splits = load_images("images", tmp_path, size=32)
+        splits = load_images("images", tmp_path, size=32, memory_limit=memory_limit)
     assert [x.path.name for x in splits.skipped] == ["001.png"]
     assert len(splits.pretrain) + len(splits.test or ()) == 119
+
+
+def test_folders_too_large_to_decode_twice_are_looked_at_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_classes(tmp_path, {"a": 60, "b": 60})
+    damage_inside(tmp_path / "b" / "001.png")
+    monkeypatch.setattr("fmicl.data.folders._DECODED", 119)
+    assert load_images("images", tmp_path, size=32, memory_limit=0).skipped == ()
+
+
+def test_the_fingerprint_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> None:
+    make_classes(tmp_path / "here", {"a": 20, "b": 20})
+
+    def load(folder: str, memory_limit: int = 0) -> Splits:
+        return load_images("images", tmp_path / folder, size=32, memory_limit=memory_limit)
+
+    before = fingerprint(load("here"))
+    assert fingerprint(load("here", 2**30)) == before  # in memory or on disk
+    shutil.move(tmp_path / "here", tmp_path / "there")
+    assert fingerprint(load("there")) == before
+    assert what_changed(before, load("there")) == ""
+    assert what_changed(None, load("there")) == ""
+    trained = tmp_path / "there" / load("there").names[0]
+    image = trained.read_bytes()
+    write_image(trained, 5, (200, 100))
+    assert re.fullmatch(r"there are \d+ images as before, but not the same ones", what_changed(before, load("there")))
+    trained.unlink()
+    n = before["samples"]
+    assert what_changed(before, load("there")) == (f"it was trained on {n} images then, and there are {n - 1} now")
+    trained.write_bytes(image)
+    assert fingerprint(load("there")) == before
+
+
+def test_the_fingerprint_of_arrays_sees_pixels_and_labels() -> None:
+    images, labels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+    other = images.clone()
+    other[3, 0, 1, 1] = 1
+    found = [
+        fingerprint(Splits(ArraySamples(x, y), None, None))["digest"]
+        for x, y in ((images, labels), (other, labels), (images, 1 - labels), (images, None), (images[:3], None))
+    ]
+    assert len(set(found)) == 5
+    assert fingerprint(Splits(ArraySamples(images.clone(), labels), None, None))["digest"] == found[0]
 
 
 def test_photos_in_a_format_that_cannot_be_read_are_not_passed_over(tmp_path: Path) -> None:

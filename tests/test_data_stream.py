@@ -17,6 +17,7 @@ from fmicl.data import (
     Batch,
     FileSamples,
     Samples,
+    Skipped,
     ViewStream,
     find_images,
     load_images,
@@ -152,13 +153,75 @@ def test_worker_processes_change_nothing(file_samples: FileSamples) -> None:
         assert torch.equal(a, b)
 
 
+@pytest.fixture
+def one_broken(file_samples: FileSamples, tmp_path: Path) -> FileSamples:
+    """Its header and its end are fine, its middle is missing."""
+    broken, data = tmp_path / "broken.png", file_samples.paths[0].read_bytes()
+    broken.write_bytes(data[: len(data) // 3] + data[-12:])
+    return FileSamples((*file_samples.paths[:4], broken, *file_samples.paths[4:]), torch.arange(12))
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_breaks_while_training_is_named(file_samples: FileSamples, tmp_path: Path, workers: int) -> None:
-    broken = tmp_path / "broken.png"
-    broken.write_bytes(file_samples.paths[0].read_bytes()[:200])
-    samples = FileSamples((*file_samples.paths[:3], broken))
+def test_a_file_that_breaks_while_training_is_replaced_and_reported(one_broken: FileSamples, workers: int) -> None:
+    told: list[Skipped] = []
+    one = ViewStream(one_broken, (SMALL, OTHER), 4, seed=0, device="cpu", workers=workers, report=told.extend)
+    twin = ViewStream(one_broken.select([*range(4), *range(5, 12), 0]), (SMALL, OTHER), 4, seed=0, device="cpu")
+    first = list(one)
+    assert one.undecodable == {4}
+    assert [skipped.path.name for skipped in told] == ["broken.png"]
+    assert told[0].reason
+    drawn, used = one._order(0), torch.stack([batch.index for batch in first])
+    (place,) = (drawn == 4).nonzero().tolist()
+    row = drawn[place[0]].tolist()
+    expected = next(i for i in range(5, 12) if i not in row)  # the next one that is not in the batch
+    assert used[place[0], place[1]] == expected
+    assert torch.equal(used[drawn != 4], drawn[drawn != 4])
+    assert bool(first[place[0]].first.isfinite().all())
+    second = list(one)
+    assert len(told) == 1  # once, not each epoch
+    one.set_position(0, place[0])
+    assert same(list(one), first[place[0] :])  # a resumed run takes the same one in its place
+    assert same(list(one), second)
+    assert len(twin) == len(one)
+
+
+def test_a_batch_of_all_samples_goes_on_without_a_broken_one(one_broken: FileSamples) -> None:
+    with pytest.warns(UserWarning, match=r"1 image\(s\) can't be decoded.*broken\.png"):
+        (batch,) = stream(one_broken, batch_size=12)
+    assert sorted(batch.index.tolist()) != list(range(12))
+    assert 4 not in batch.index.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_files_that_are_all_gone_are_an_error_that_names_one(tmp_path: Path, workers: int) -> None:
+    gone = FileSamples(tuple(tmp_path / f"{i}.png" for i in range(4)))
+    with pytest.raises(OSError, match=r"^\S*\d\.png can't be decoded \(there is no such file\).*No other image"):
+        list(stream(gone, workers=workers))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_evaluation_leaves_out_what_cannot_be_decoded(one_broken: FileSamples, workers: int) -> None:
+    skipped: list[Skipped] = []
+    settings = {"size": 12, "mean": MEAN, "std": STD, "batch_size": 5, "device": "cpu", "workers": workers}
+    batches = list(plain_batches(one_broken, **settings, skipped=skipped))  # type: ignore[arg-type]
+    assert torch.cat([y for _, y in batches if y is not None]).tolist() == [0, 1, 2, 3, *range(5, 12)]
+    whole = one_broken.select([0, 1, 2, 3, *range(5, 12)])
+    expected = torch.cat([x for x, _ in plain_batches(whole, **settings)])  # type: ignore[arg-type]
+    assert torch.equal(torch.cat([x for x, _ in batches]), expected)
+    assert [x.path.name for x in skipped] == ["broken.png"]
     with pytest.raises(OSError, match=r"^\S*broken\.png can't be decoded"):
-        list(stream(samples, workers=workers))
+        list(plain_batches(one_broken, **settings))  # type: ignore[arg-type]
+    alone: list[Skipped] = []
+    assert list(plain_batches(one_broken.select([4]), **settings, skipped=alone)) == []  # type: ignore[arg-type]
+    assert len(alone) == 1
+
+
+def test_one_number_of_mean_makes_colour_images_grey(file_samples: FileSamples) -> None:
+    grey = torch.cat(
+        [x for x, _ in plain_batches(file_samples, size=12, mean=(0.5,), std=(0.5,), batch_size=4, device="cpu")]
+    )
+    theirs = tv.rgb_to_grayscale(unnormalised(file_samples, 12) / 255)
+    torch.testing.assert_close(grey, (theirs - 0.5) / 0.5, atol=1e-5, rtol=1e-5)
 
 
 def test_plain_batches_are_all_samples_in_order() -> None:

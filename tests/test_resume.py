@@ -15,6 +15,7 @@ import torch
 
 from fmicl import runs, training
 from fmicl.callbacks import Checkpoints
+from fmicl.files import write_whole
 from fmicl.methods import METHODS
 from fmicl.models import SmallConv
 from fmicl.recipes import Recipe
@@ -217,6 +218,6 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs.write_whole(target, half)
+        write_whole(target, half)
     assert runs.load_checkpoint(target) == {"batches": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]

@@ -20,10 +20,11 @@ from torch import nn
 
 from fmicl import runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
+from fmicl.data import FileSamples
 from fmicl.embedding import embed_folder
 from fmicl.methods import METHODS
 from fmicl.recipes import RECIPES, Recipe
-from fmicl.results import evaluate_run
+from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
 from image_sets import make
 
@@ -146,6 +147,52 @@ def test_validation_leaves_the_test_split_alone(tmp_path: Path) -> None:
     assert (results["train_samples"], results["test_samples"]) == (1010, 337)
 
 
+def test_a_file_that_only_decoding_finds_broken_never_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fmicl.data.folders._DECODED", 0)  # as in a folder too large to decode beforehand
+    folder = make("images", tmp_path, n=30)
+    assert folder is not None
+    splits = load_splits(small("images", folder, memory_gib=0.0))
+    assert isinstance(splits.test, FileSamples)
+    for path in (*(folder / name for name in splits.names[:2]), splits.test.paths[0]):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 3] + data[-12:])
+    run = train(small("images", folder, memory_gib=0.0, monitor_every=1), out=tmp_path / "run")
+    assert run is not None
+    said = capsys.readouterr().out
+    assert "image(s) can't be decoded, others are trained on in their place" in said
+    assert "3 image(s) can't be decoded and are left out of the evaluation" in said
+    results = json.loads(run.results.read_text())
+    assert results["skipped_images"] == 3
+    assert results["test_samples"] == len(splits.test) - 1
+    assert results["train_samples"] == len(splits.pretrain) - 2
+
+
+def test_data_that_has_changed_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("images", tmp_path, n=30)
+    assert folder is not None
+    recipe = small("images", folder, epochs=1)
+    run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    assert train(recipe, out=tmp_path / "run", resume=True) is not None
+    name = load_splits(recipe).names[0]
+    n = len(load_splits(recipe).pretrain)
+    (folder / name).unlink()
+    changed = f"it was trained on {n} images then, and there are {n - 1} now"
+    for unfinished in (False, True):
+        if unfinished:
+            run.report.unlink()
+        with pytest.raises(ValueError, match=f"the data has changed since .*: {changed}"):
+            train(recipe, out=tmp_path / "run", resume=True)
+    capsys.readouterr()
+    evaluate_run(run)
+    said = capsys.readouterr().out
+    assert "warning: the data has changed" in said
+    assert changed in said
+    assert said.count("\n") == 1
+
+
 @pytest.mark.usefixtures("only_training")
 def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
     run = train(digits(epochs=2, batch_size=256, accumulate=5), out=tmp_path / "run")
@@ -253,6 +300,9 @@ def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "mine" / "note").write_text("keep")
     with pytest.raises(FileExistsError, match="never overwrites"):
         train(digits(epochs=1), out=Path("mine"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file, not the folder of a run"):
+        train(digits(epochs=1), out=Path("file"), resume=True)
     with pytest.raises(ValueError, match="not a run to resume"):
         train(digits(epochs=1), out=Path("mine"), resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note"]
@@ -312,5 +362,24 @@ def test_embed_writes_the_same_vectors_in_three_formats(tmp_path: Path) -> None:
     assert nn.functional.cosine_similarity(expected[0], got, dim=0) > 0.95  # resizing before or after the grey differs
     with pytest.raises(FileExistsError, match="not overwritten"):
         embed_folder(run.path, folder, outputs[0], device="cpu", workers=0)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (folder / "a" / "0.png").rename(os.fsdecode(os.fsencode(odd) + b"/\xff\xc3\xa9.png"))
+    data = (folder / "a" / "3.png").read_bytes()
+    (odd / "x.png").write_bytes(data[: len(data) // 3] + data[-12:])  # header and end are fine
+    for suffix in (".PARQUET", ".Npz", ".CSV"):
+        count, skipped = embed_folder(run.path, odd, tmp_path / f"odd{suffix}", device="cpu", workers=0)
+        assert (count, len(skipped)) == (1, 1)
+        assert "x.png" in skipped[0]
+    assert pyarrow.parquet.read_table(tmp_path / "odd.PARQUET")["path"].to_pylist() == [r"\xffé.png"]
+    assert np.load(tmp_path / "odd.Npz")["paths"].tolist() == [r"\xffé.png"]
+    assert (tmp_path / "odd.CSV").read_text(encoding="utf-8").splitlines()[1].startswith(r"\xffé.png,")
+    next(path for path in odd.iterdir() if path.name != "x.png").unlink()
+    with pytest.raises(ValueError, match=r"none of the images .* can be decoded, for example .*x\.png"):
+        embed_folder(run.path, odd, tmp_path / "none.csv", device="cpu", workers=0)
+    with pytest.raises(ValueError, match="--batch-size must be positive"):
+        embed_folder(run.path, folder, tmp_path / "x.csv", device="cpu", batch_size=0)
+    with pytest.raises(FileNotFoundError, match=r"there is no folder \S*nowhere$"):
+        embed_folder(run.path, tmp_path / "nowhere", tmp_path / "x.csv", device="cpu", workers=0)
     with pytest.raises(ValueError, match=r"\.parquet, \.npz, \.csv"):
         embed_folder(run.path, folder, tmp_path / "x.txt", device="cpu", workers=0)

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fmicl import analysis
+from fmicl.files import write_whole
 from fmicl.methods import Method
-from fmicl.runs import Run, load_checkpoint, save_checkpoint, write_whole
+from fmicl.runs import Run, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from fmicl.data import Batch, ViewStream

@@ -11,13 +11,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.data import find_images, plain_batches
+from fmicl.data import Skipped, find_images, plain_batches
 from fmicl.evaluation import extract_features
+from fmicl.files import write_whole
 from fmicl.runs import EncoderConfig, load_encoder, open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
-GREY = (0.299, 0.587, 0.114)
-"""Luminance of red, green and blue (ITU-R 601), as in torchvision."""
 
 
 def embed_folder(
@@ -29,7 +28,7 @@ def embed_folder(
     batch_size: int = 256,
     workers: int = 4,
 ) -> tuple[int, tuple[str, ...]]:
-    """Write the features of all images under a folder, as the run's encoder sees them.
+    r"""Write the features of all images under a folder, as the run's encoder sees them.
 
     ============  ==============================================================================
     ``.parquet``  columns ``path`` and ``embedding`` (a list of float32 of fixed length)
@@ -37,12 +36,14 @@ def embed_folder(
     ``.csv``      a header, then a row for each image: its path and d numbers
     ============  ==============================================================================
 
-    Paths are relative to the folder. The output is written whole or not at all.
+    Paths are relative to the folder; bytes in a name that are no UTF-8 are written as ``\xff``. Images that can't be
+    decoded are left out and returned by name. For an encoder that was trained on grey images, colours become grey.
+    The output is written whole or not at all.
 
     Args:
         run: a run folder.
         folder: images, with or without subfolders.
-        output: the file to write; its ending says the format.
+        output: the file to write; its ending says the format, in lower or upper case.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         batch_size: images at a time.
         workers: processes that decode images.
@@ -53,9 +54,13 @@ def embed_folder(
     Raises:
         FileExistsError: the output exists.
         FileNotFoundError: no such run or folder.
-        ValueError: the ending is none of the three.
+        ValueError: the ending is none of the three, the batch is empty, or no image can be decoded.
     """
-    if output.suffix not in FORMATS:
+    if batch_size < 1 or workers < 0:
+        raise ValueError(
+            f"--batch-size must be positive and --workers not negative, but they are {batch_size} and {workers}"
+        )
+    if output.suffix.lower() not in FORMATS:
         raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
     if output.exists():
         raise FileExistsError(f"{output} exists and is not overwritten: take another name")
@@ -67,34 +72,32 @@ def embed_folder(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are returned
         samples, skipped = find_images(folder)
-    plain = plain_batches(
+    broken: list[Skipped] = []
+    batches = plain_batches(
         samples,
         size=config.size,
-        mean=(0.0,) * 3,
-        std=(1.0,) * 3,
+        mean=config.mean,
+        std=config.std,
         batch_size=batch_size,
         device=target,
         workers=workers,
+        skipped=broken,
     )
-    vectors = extract_features(encoder, ((normalise(images, config), None) for images, _ in plain), target)[0].cpu()
-    paths = [path.relative_to(folder).as_posix() for path in samples.paths]
+    try:
+        vectors = extract_features(encoder, batches, target)[0].cpu()
+    except ValueError as error:
+        if len(broken) < len(samples):
+            raise
+        raise ValueError(f"none of the images in {folder} can be decoded, for example {broken[0]}") from error
+    gone = {line.path for line in broken}
+    paths = [_text(path.relative_to(folder).as_posix()) for path in samples.paths if path not in gone]
     write_table(output, paths, vectors)
-    return len(paths), tuple(str(line) for line in skipped)
+    return len(paths), tuple(_text(str(line)) for line in (*skipped, *broken))
 
 
-def normalise(images: Tensor, config: EncoderConfig) -> Tensor:
-    """Colour images (N, 3, H, W) in [0, 1] as an encoder wants them: grey if it was trained on one channel.
-
-    Example:
-        >>> import torch
-        >>> config = EncoderConfig("small_conv", 8, 1, 256, (0.5,), (0.5,), {})
-        >>> normalise(torch.ones(1, 3, 1, 1), config).flatten()
-        tensor([1.])
-    """
-    if config.channels == 1:
-        images = images.mul(images.new_tensor(GREY).view(1, 3, 1, 1)).sum(1, keepdim=True)
-    mean, std = (images.new_tensor(values).view(1, -1, 1, 1) for values in (config.mean, config.std))
-    return (images - mean) / std
+def _text(path: str) -> str:
+    """A file name as text that can be written anywhere."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:
@@ -113,14 +116,8 @@ def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:
     """
     writers: dict[str, Callable[[Path, list[str], np.ndarray], None]]
     writers = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}
-    temporary = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
-    try:
-        writers[output.suffix](temporary, paths, vectors.float().numpy())
-        os.link(temporary, output)  # unlike a rename, this refuses to overwrite
-    except FileExistsError:
-        raise FileExistsError(f"{output} exists and is not overwritten: take another name") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    write = writers[output.suffix.lower()]
+    write_whole(output, lambda path: write(path, paths, vectors.float().numpy()), overwrite=False)
 
 
 def _parquet(path: Path, paths: list[str], vectors: np.ndarray) -> None:
@@ -132,7 +129,8 @@ def _parquet(path: Path, paths: list[str], vectors: np.ndarray) -> None:
 
 
 def _npz(path: Path, paths: list[str], vectors: np.ndarray) -> None:
-    np.savez(path, paths=np.array(paths, dtype=np.str_), embeddings=vectors)
+    with path.open("wb") as file:  # given a name, it would add an ending
+        np.savez(file, paths=np.array(paths, dtype=np.str_), embeddings=vectors)
 
 
 def _csv(path: Path, paths: list[str], vectors: np.ndarray) -> None:

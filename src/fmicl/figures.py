@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +17,8 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from fmicl.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -256,14 +257,9 @@ def _axes(colours: _Colours, title: str, below: str) -> tuple[Figure, Axes]:
 
 def _save(figure: Figure, out: Path | str) -> Path:
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all; no date inside, so that the same run draws the same bytes.
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        figure.savefig(temporary, format="png", facecolor=figure.get_facecolor(), metadata={"Software": None})
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    # No date inside, so that the same run draws the same bytes.
+    options: dict[str, Any] = {"format": "png", "facecolor": figure.get_facecolor(), "metadata": {"Software": None}}
+    write_whole(out, lambda path: figure.savefig(path, **options))
     return out
 
 

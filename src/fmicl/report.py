@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 from fmicl._html import NAMES, data, document, flat, is_number, pairs, percent, show, table, words
 from fmicl.figures import Theme, distance_figure, loss_curve, metric_curve, neighbour_figure, read_metrics
+from fmicl.files import write_whole
 
 __all__ = ["distance_figure", "loss_curve", "neighbour_figure", "write_report"]
 
@@ -71,12 +71,8 @@ def write_report(run: Path | str) -> Path:
         page.notes_section(),
     ]
     out = run / "report.html"
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(document(_title(run, settings), "\n".join(filter(None, parts))), encoding="utf-8")
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+    page_text = document(_title(run, settings), "\n".join(filter(None, parts)))
+    write_whole(out, lambda path: path.write_text(page_text, encoding="utf-8"))
     return out
 
 

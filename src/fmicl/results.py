@@ -12,8 +12,19 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl.analysis import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
-from fmicl.data import Samples, Splits, ViewStream, load_images, pictures, plain_batches
+from fmicl.data import (
+    FileSamples,
+    Samples,
+    Skipped,
+    Splits,
+    ViewStream,
+    load_images,
+    pictures,
+    plain_batches,
+    what_changed,
+)
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
+from fmicl.files import write_whole
 from fmicl.recipes import Recipe
 from fmicl.runs import (
     EncoderConfig,
@@ -22,11 +33,11 @@ from fmicl.runs import (
     load_projection,
     open_run,
     pick_device,
+    read_fingerprint,
     read_json,
     read_recipe,
     write_json,
 )
-from fmicl.runs import write_whole as _write_whole
 
 EVALUATION_BATCH = 512
 PAIRS = 2048
@@ -42,12 +53,14 @@ def evaluate_run(
     data_dir: Path | None = None,
     device: str = "auto",
     workers: int | None = None,
+    say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Evaluate the encoder that a run left, after its last epoch, and write results.json and arrays.safetensors.
 
     k-NN and linear probe are on the frozen features, and learn from the training split only. Alignment, uniformity,
     effective rank and the distances are those of the embeddings (after the projection head) of two random views of
-    samples that were held out. Results that say something else are not thrown away: they get a number.
+    samples that were held out. Results that say something else are not thrown away: they get a number. Image files
+    that can't be decoded are left out, counted and named.
 
     Args:
         run: the run folder.
@@ -55,6 +68,7 @@ def evaluate_run(
         data_dir: where the data is now, if it has moved.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
+        say: where warnings go: of data that has changed since training, and of images that can't be decoded.
 
     Returns:
         What results.json holds.
@@ -70,26 +84,38 @@ def evaluate_run(
     encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
     if splits is None:
         splits = load_splits(recipe)
+        changed = what_changed(read_fingerprint(run), splits)
+        if changed:
+            say(
+                f"warning: the data has changed since {run.path} was trained, so images that it was trained on may be "
+                f"among those it is evaluated on: {changed}"
+            )
     results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
-    features, labels = _features(encoder, gallery, recipe, place)
+    broken: list[Skipped] = []
+    features, labels = _features(encoder, gallery, recipe, place, broken)
+    gallery = _without(gallery, broken)
     query_features = None
-    if splits.test is not None and labels is not None:
-        query_features, query_labels = _features(encoder, splits.test, recipe, place)
+    if queries is not None and labels is not None:
+        query_features, query_labels = _features(encoder, queries, recipe, place, broken)
+        queries = _without(queries, broken)
+        splits = dataclasses.replace(splits, train=gallery, test=queries)
         assert query_labels is not None
         results |= _accuracies(features, labels, query_features, query_labels, recipe)
-        results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(splits.test)}
+        results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(queries)}
         if recipe.baselines:
             results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, place)
             torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
             results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, recipe, place)
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, place)
     results |= geometry
-    results["skipped_images"] = len(splits.skipped)
+    results["skipped_images"] = len(splits.skipped) + len(broken)
+    if broken:
+        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {_listed(broken)}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
     _keep_old(run.results, results)
-    _write_whole(run.arrays, lambda path: save_file(arrays, path))
+    write_whole(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results
 
@@ -125,8 +151,13 @@ def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callabl
 
 
 def _features(
-    encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+    encoder: nn.Module,
+    samples: Samples,
+    recipe: Recipe,
+    device: torch.device,
+    broken: list[Skipped] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
+    """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
     views = recipe.views
     batches = plain_batches(
         samples,
@@ -136,8 +167,21 @@ def _features(
         batch_size=EVALUATION_BATCH,
         device=device,
         workers=recipe.workers,
+        skipped=[] if broken is None else broken,
     )
     return extract_features(encoder, batches, device)
+
+
+def _without(samples: Samples, broken: list[Skipped]) -> Samples:
+    if not broken or not isinstance(samples, FileSamples):
+        return samples
+    gone = {skipped.path for skipped in broken}
+    return samples.select([i for i, path in enumerate(samples.paths) if path not in gone])
+
+
+def _listed(skipped: list[Skipped]) -> str:
+    more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+    return "; ".join(str(x) for x in skipped[:3]) + more
 
 
 def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: Recipe) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fmicl
+from fmicl.files import write_whole
 from fmicl.models import build_encoder
 from fmicl.recipes import Recipe
 
@@ -152,35 +152,6 @@ def open_run(path: Path | str) -> Run:
     return run
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there: a reader sees all of it or nothing.
-
-    The data is on the disk before the name is, so this holds after a power cut too.
-
-    Example:
-        >>> import tempfile
-        >>> target = Path(tempfile.mkdtemp()) / "x.txt"
-        >>> write_whole(target, lambda path: path.write_text("whole"))
-        >>> target.read_text()
-        'whole'
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
 def remove_halves(run: Run) -> None:
     """Remove what a killed process left of files that it was just writing."""
     for path in run.path.rglob(".*.tmp"):
@@ -208,14 +179,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_settings(run: Run, name: str, recipe: Recipe, device: str) -> None:
-    """Write settings.json: all that is needed to run it again."""
+def write_settings(run: Run, name: str, recipe: Recipe, device: str, data: dict[str, Any] | None = None) -> None:
+    """Write settings.json: all that is needed to run it again, and the fingerprint of the data that it saw."""
     packages = ("torch", "lightning", "timm", "torchvision", "scikit-learn")
     write_json(
         run.settings,
         {
             "recipe": name,
             "settings": recipe.to_json(),
+            "data": data,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
             "versions": {"python": platform.python_version(), "fmicl": fmicl.__version__}
             | {package: _version(package) for package in packages},
@@ -231,6 +203,12 @@ def read_recipe(run: Run) -> tuple[str, Recipe]:
     """Name and settings of a run."""
     settings = read_json(run.settings)
     return str(settings["recipe"]), Recipe.from_json(settings["settings"])
+
+
+def read_fingerprint(run: Run) -> dict[str, Any] | None:
+    """The fingerprint of the data that a run was started with; None if it has none."""
+    data = read_json(run.settings).get("data")
+    return data if isinstance(data, dict) else None
 
 
 def _describe(device: str) -> str:

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ from torch import nn
 import fmicl
 from fmicl import theory
 from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
-from fmicl.data import Splits, ViewStream
+from fmicl.data import Skipped, Splits, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder
 from fmicl.progress import Progress
@@ -37,6 +37,7 @@ from fmicl.runs import (
     latest_run,
     new_run,
     pick_device,
+    read_fingerprint,
     read_recipe,
     remove_halves,
     write_settings,
@@ -81,11 +82,11 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         stream = _stream(recipe, splits, device, processes)
         old = _old_run(name, out) if resume else None
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
-            _check_same(old, recipe)
+            _check_same(old, recipe, splits)
             if processes.rank == 0:
                 _say(f"the run in {old.path} has ended already")
             return old if processes.rank == 0 else None
-        run = _open(recipe, name, out, old, str(device)) if processes.rank == 0 else None
+        run = _open(recipe, name, out, old, str(device), splits) if processes.rank == 0 else None
         if run is not None:
             _say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             _report_skipped(splits)
@@ -95,7 +96,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             return None
         config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
         export(run, method.encoder, method.projection, config)
-        evaluate_run(run, splits=splits, device=recipe.device)
+        evaluate_run(run, splits=splits, device=recipe.device, say=_say)
     from fmicl.report import write_report
 
     write_report(run.path)
@@ -225,6 +226,7 @@ def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Pro
         world_size=processes.world_size,
         workers=recipe.workers,
         compile=_compiled(recipe, device),
+        report=_report_broken,
     )
 
 
@@ -236,29 +238,37 @@ def _old_run(name: str, out: Path | None) -> Run | None:
     """What there is to go on with."""
     if out is None:
         return latest_run(name)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, not the folder of a run to resume")
     return Run(out) if out.exists() else None
 
 
-def _open(recipe: Recipe, name: str, out: Path | None, old: Run | None, device: str) -> Run:
+def _open(recipe: Recipe, name: str, out: Path | None, old: Run | None, device: str, splits: Splits) -> Run:
     """The folder to go on in, or a new one."""
     if old is not None and old.settings.exists():
-        _check_same(old, recipe)
+        _check_same(old, recipe, splits)
         remove_halves(old)
         return old
     if old is not None and any(old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     run = old or new_run(name, out)
-    write_settings(run, name, recipe, device)
+    write_settings(run, name, recipe, device, fingerprint(splits))
     return run
 
 
-def _check_same(run: Run, recipe: Recipe) -> None:
-    """A resumed run must compute what it was started to compute."""
+def _check_same(run: Run, recipe: Recipe, splits: Splits) -> None:
+    """A resumed run must compute what it was started to compute, from the same data."""
     before, now = read_recipe(run)[1].to_json(), recipe.to_json()
     changed = [key for key in now if before.get(key) != now[key] and key not in MACHINE]
     if changed:
         listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
         raise ValueError(f"{run.path} was started with other settings, so it can't be resumed with these: {listed}")
+    changed_data = what_changed(read_fingerprint(run), splits)
+    if changed_data:
+        raise ValueError(
+            f"the data has changed since {run.path} was started, so it can't be resumed: {changed_data}. "
+            f"Put the data back as it was, or start a new run"
+        )
 
 
 def _fit(
@@ -364,6 +374,13 @@ def certificate(recipe: Recipe) -> str:
     word = "convex but not strictly so" if kind == "convex" else kind
     where = f"gamma={recipe.gamma:g}, mu={mu:g}"
     return f"No theorem stands against it: the penalty of {recipe.divergence} is {word} at {where}. "
+
+
+def _report_broken(broken: Sequence[Skipped]) -> None:
+    """Of files that passed the look at their header and end; each process tells what it has met."""
+    more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
+    listed = "; ".join(str(skipped) for skipped in broken[:3]) + more
+    _say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed}")
 
 
 def _report_skipped(splits: Splits) -> None:

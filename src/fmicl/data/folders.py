@@ -1,9 +1,10 @@
 """Folders of images: TinyImageNet, ImageNet, and a user's own.
 
 A file counts as an image by its extension; hidden files and folders are passed over. Every image is looked at
-before training starts. Those that can't be read are an error in a small folder, where each one is easily repaired
-or removed; a folder of at least 100 images is large: there they are skipped, counted, and reported with a warning,
-as long as they are no more than a tenth of it.
+before training starts: decoded, or, in folders of more than 10,000 that don't fit into memory, only its header and
+its end (damage in between is then found while training, see :class:`fmicl.data.ViewStream`). Those that can't be
+read are an error in a small folder, where each one is easily repaired or removed; a folder of at least 100 images is
+large: there they are skipped, counted, and reported with a warning, as long as they are no more than a tenth of it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
 
 _LARGE = 100  # from so many images on, unreadable ones are skipped ...
 _TOO_MANY = 0.1  # ... up to this share
+_DECODED = 10_000  # folders up to so many images are decoded whole before training, even where they stay files
 _HELD_OUT = 0.1  # of the labelled images of a user's folder
 _EVALUATION = ("test", "val", "valid", "validation")  # folders that are a split when train/ is beside them
 _logger = logging.getLogger("fmicl")
@@ -54,6 +56,8 @@ def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
         FileNotFoundError: If there is no such folder, or no readable image in it.
     """
     root = Path(folder)
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}")
     paths = _images_in(root)
     looked = list(in_threads(check_image, paths))
     skipped = tuple(x for x in looked if isinstance(x, Skipped))
@@ -236,6 +240,12 @@ def _assemble(listing: _Listing, size: int, memory_limit: int) -> Splits:
         good = [i for i in good if paths[i] not in bad]
         samples = ArraySamples(images)
     else:
+        if len(good) <= _DECODED:
+            failed = [x for x in in_threads(_decodable, [paths[i] for i in good]) if x is not None]
+            skipped += failed
+            _judge(listing.root, skipped, len(paths))
+            bad = {x.path for x in failed}
+            good = [i for i in good if paths[i] not in bad]
         samples = FileSamples(tuple(paths[i] for i in good))
     _warn(listing.root, skipped, len(paths))
     names = [paths[i].relative_to(listing.root).as_posix() for i in good]
@@ -281,6 +291,14 @@ def _kept_shape(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, int]
     side = stored_side(size)
     first = shapes[0]
     return first if max(first) <= side and all(shape == first for shape in shapes) else (side, side)
+
+
+def _decodable(path: Path) -> Skipped | None:
+    try:
+        decode(path)
+    except OSError as error:
+        return Skipped(path, str(error.__cause__ or error))
+    return None
 
 
 def _decode_all(paths: list[Path], height: int, width: int, size: int) -> tuple[Tensor, list[Skipped]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,13 +17,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise
+from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise, to_grey
 from fmicl.augment.maker import CROP_UNIFORMS
 from fmicl.data.decode import decode, resize_centre, resize_square, stored_side, to_tensor
-from fmicl.data.samples import ArraySamples, FileSamples, Samples
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped
 from fmicl.views import Views
 
 __all__ = ["Batch", "ViewStream", "pictures", "plain_batches"]
+
+_TRIES = 16  # files that are tried in the place of a broken one: if none of them can be read, the disk is gone
 
 
 class Batch(NamedTuple):
@@ -44,7 +50,9 @@ class ViewStream:
     from torch's global generator. Samples that don't fill a last batch are left out of an epoch, others each time.
 
     Arrays are moved to the device once and all work is done there. Files are decoded, cropped, resized and
-    flipped in worker processes, and the colours are done on the device.
+    flipped in worker processes, and the colours are done on the device. In the place of a file that can't be decoded
+    comes the next readable one that is not in the batch, always the same; each such file is reported once, with the
+    last batch of the epoch.
 
     Args:
         samples: What to train on.
@@ -56,9 +64,11 @@ class ViewStream:
         world_size: How many processes there are.
         workers: Processes that decode files; 0 does it in this one. Arrays need none.
         compile: Compile the making of views (with torch.compile), which pays on a GPU.
+        report: Called with the files that an epoch was the first to find undecodable; None warns of them.
 
     Raises:
         ValueError: If there are too few samples for one batch in each process.
+        OSError: While iterating, if files in the place of an undecodable one can't be decoded either.
 
     Example:
         >>> samples = ArraySamples(torch.randint(256, (10, 3, 8, 8), dtype=torch.uint8))
@@ -81,6 +91,7 @@ class ViewStream:
         world_size: int = 1,
         workers: int = 0,
         compile: bool = False,
+        report: Callable[[Sequence[Skipped]], None] | None = None,
     ) -> None:
         if batch_size < 1 or not 0 <= rank < world_size or workers < 0:
             raise ValueError(
@@ -99,6 +110,8 @@ class ViewStream:
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
         self.workers = workers
         self.epoch, self.batch = 0, 0
+        self.undecodable: set[int] = set()
+        self._report = report or _warn
         self._makers = (ViewMaker(views[0]), ViewMaker(views[1]))
         self._views, self._colours = _array_views, _colour_views
         if compile:
@@ -149,7 +162,12 @@ class ViewStream:
         order = self._order(epoch)
         dataset = _FileViews(self.samples, self.views, self.seed, epoch)
         loader = _load(dataset, order[start:].tolist(), self.workers, self.device)
-        for batch, (index, *crops) in enumerate(loader, start):
+        found: set[int] = set()
+        for batch, (index, broken, *crops) in enumerate(loader, start):
+            found.update(broken[broken >= 0].tolist())
+            if batch == len(self) - 1 and found - self.undecodable:
+                self._report([_why(self.samples.paths[i]) for i in sorted(found - self.undecodable)])
+                self.undecodable |= found
             generator = _generator(self.seed, epoch, batch, self.rank)
             made = []
             for maker, crop in zip(self._makers, crops, strict=True):
@@ -167,6 +185,7 @@ def plain_batches(
     batch_size: int,
     device: torch.device | str,
     workers: int = 0,
+    skipped: list[Skipped] | None = None,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """All samples once, in order and without randomness, as evaluation sees them; the last batch may be smaller.
 
@@ -177,14 +196,18 @@ def plain_batches(
     Args:
         samples: Which images.
         size: Side of the result.
-        mean: One number for each channel, on the scale [0, 1].
+        mean: One number for each channel, on the scale [0, 1]; where it is one number, colour images become grey.
         std: As many positive numbers.
         batch_size: Number of samples in a batch.
         device: Where the batches are wanted.
         workers: Processes that decode files; 0 does it in this one.
+        skipped: Files that can't be decoded are left out and added to this list; without it, they are an error.
 
     Yields:
         (B, C, size, size) float32 images, normalised, and their (B,) labels, or None where there are none.
+
+    Raises:
+        OSError: If a file can't be decoded, and there is no list to put it on.
 
     Example:
         >>> samples = ArraySamples(torch.zeros(5, 1, 8, 8, dtype=torch.uint8))
@@ -192,13 +215,26 @@ def plain_batches(
         >>> [len(images) for images, _ in batches]
         [4, 1]
     """
-    for start, images in _plain_images(samples, range(len(samples)), size, batch_size, torch.device(device), workers):
-        labels = None if samples.labels is None else samples.labels[start : start + len(images)].to(device)
-        yield normalise(images, mean, std), labels
+    for part, images, whole in _plain_images(
+        samples, range(len(samples)), size, batch_size, torch.device(device), workers
+    ):
+        labels = None if samples.labels is None else samples.labels[part[0] : part[-1] + 1].to(device)
+        if not bool(whole.all()):
+            assert isinstance(samples, FileSamples)
+            broken = [samples.paths[part[i]] for i in (~whole).nonzero()[:, 0].tolist()]
+            if skipped is None:
+                raise OSError(_message(broken[0]))
+            skipped.extend(_why(path) for path in broken)
+            images = images[whole.to(images.device)]
+            labels = None if labels is None else labels[whole.to(labels.device)]
+        if len(images):
+            yield normalise(to_grey(images.float()) if len(mean) == 1 else images, mean, std), labels
 
 
 def pictures(samples: Samples, index: Sequence[int] | Tensor, size: int) -> Tensor:
     """Some samples as (n, C, size, size) uint8 on the CPU, in the given order, for people to look at.
+
+    A file that can't be decoded is black.
 
     Example:
         >>> samples = ArraySamples(torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 8, 8))
@@ -207,20 +243,20 @@ def pictures(samples: Samples, index: Sequence[int] | Tensor, size: int) -> Tens
     """
     chosen = torch.as_tensor(index).tolist()
     device = samples.images.device if isinstance(samples, ArraySamples) else torch.device("cpu")
-    parts = [images for _, images in _plain_images(samples, chosen, size, 256, device, 0)]
+    parts = [images for _, images, _ in _plain_images(samples, chosen, size, 256, device, 0)]
     return torch.cat(parts).float().round().clamp(0, 255).to("cpu", torch.uint8)
 
 
 def _plain_images(
     samples: Samples, index: Sequence[int], size: int, batch_size: int, device: torch.device, workers: int
-) -> Iterator[tuple[int, Tensor]]:
-    """The evaluation transform before normalisation, with where each batch starts in ``index``."""
+) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
+    """The evaluation transform before normalisation: which samples, their images, and (B,) whether there is one."""
     starts = range(0, len(index), batch_size)
     if isinstance(samples, FileSamples):
         chunks = [list(index[start : start + batch_size]) for start in starts]
         loader = _load(_PlainFiles(samples, size), chunks, workers, device)
-        for start, images in zip(starts, loader, strict=True):
-            yield start, images.to(device, non_blocking=True)
+        for chunk, (images, whole) in zip(chunks, loader, strict=True):
+            yield chunk, images.to(device, non_blocking=True), whole
         return
     for start in starts:
         part = index[start : start + batch_size]
@@ -228,7 +264,7 @@ def _plain_images(
             images = samples.images[part.start : part.stop].to(device)
         else:
             images = samples.images[torch.tensor(part, device=samples.images.device)].to(device)
-        yield start, _centre(images, size)
+        yield part, _centre(images, size), torch.ones(len(part), dtype=torch.bool)
 
 
 def _centre(images: Tensor, size: int) -> Tensor:
@@ -272,11 +308,14 @@ class _PlainFiles(_Files):
         super().__init__(samples)
         self.size = size
 
-    def __getitem__(self, index: int) -> Tensor:
-        image, side = self.decode(index), stored_side(self.size)
+    def __getitem__(self, index: int) -> tuple[Tensor, bool]:
+        try:
+            image, side = self.decode(index), stored_side(self.size)
+        except OSError:
+            return torch.zeros(3, self.size, self.size, dtype=torch.uint8), False
         if max(image.size) <= side and min(image.size) != side:  # kept as it is where a folder fits into memory
-            return to_tensor(resize_square(image, self.size))
-        return to_tensor(resize_centre(image, side, self.size))
+            return to_tensor(resize_square(image, self.size)), True
+        return to_tensor(resize_centre(image, side, self.size)), True
 
 
 class _FileViews(_Files):
@@ -284,12 +323,34 @@ class _FileViews(_Files):
         super().__init__(samples)
         self.views, self.seed, self.epoch = views, seed, epoch
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
-        image = self.decode(index)
+    def __getitems__(self, batch: list[int]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """A whole batch, since what comes in the place of a broken file must not be in it already."""
+        taken, made = set(batch), []
+        for index in batch:
+            used, image = self._readable(index, taken)
+            taken.add(used)
+            broken = -1 if used == index else index
+            made.append((torch.tensor(used), torch.tensor(broken), *self._views(used, image)))
+        return made
+
+    def _readable(self, index: int, taken: set[int]) -> tuple[int, Image.Image]:
+        """The image, or else the next one that is readable and not taken."""
+        try:
+            return index, self.decode(index)
+        except OSError as error:
+            others = [(index + step) % len(self) for step in range(1, len(self))]
+            # One that is in the batch already would be its own negative: only where there is no other.
+            free, twice = (i for i in others if i not in taken), (i for i in others if i in taken)
+            for other in islice(chain(free, twice), _TRIES):
+                with contextlib.suppress(OSError):
+                    return other, self.decode(other)
+            raise OSError(f"{error} No other image could be read in its place.") from error
+
+    def _views(self, index: int, image: Image.Image) -> tuple[Tensor, Tensor]:
         # Three numbers, where a batch has four and an epoch two: no stream is used twice.
         uniforms = torch.rand(2, CROP_UNIFORMS, generator=_generator(self.seed, self.epoch, index))
         first, second = (_crop(image, views, u) for views, u in zip(self.views, uniforms, strict=True))
-        return torch.tensor(index), first, second
+        return first, second
 
 
 def _crop(image: Image.Image, views: Views, uniforms: Tensor) -> Tensor:
@@ -318,6 +379,26 @@ def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device:
         message = str(error).strip().splitlines()[-1].removeprefix("OSError: ")
     # Out here nothing holds on to the workers any more, and they are gone when the error is seen.
     raise OSError(message)
+
+
+def _why(path: Path) -> Skipped:
+    """Why a file can't be decoded."""
+    try:
+        decode(path)
+    except OSError as error:
+        return Skipped(path, str(error.__cause__ or error))
+    return Skipped(path, "could not be read at first, but can be now")
+
+
+def _message(path: Path) -> str:
+    return f"{path} can't be decoded ({_why(path).reason}). Repair or remove it."
+
+
+def _warn(broken: Sequence[Skipped]) -> None:
+    warnings.warn(
+        f"{len(broken)} image(s) can't be decoded, and others were taken in their place, for example {broken[0]}",
+        stacklevel=3,
+    )
 
 
 def _generator(*numbers: int) -> torch.Generator:

@@ -1,0 +1,51 @@
+"""Writing files so that a reader sees all of one or nothing; without torch, for whoever leaves something on disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["write_whole"]
+
+
+def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, then move it there: a reader sees all of it or nothing.
+
+    The data is on the disk before the name is, so this holds after a power cut too.
+
+    Args:
+        path: the file to write; folders above it are made.
+        write: called with the temporary path.
+        overwrite: whether a file of that name may be there.
+
+    Raises:
+        FileExistsError: there is one, and it may not.
+
+    Example:
+        >>> import tempfile
+        >>> target = Path(tempfile.mkdtemp()) / "x.txt"
+        >>> write_whole(target, lambda path: path.write_text("whole"))
+        >>> target.read_text()
+        'whole'
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        if overwrite:
+            temporary.replace(path)
+        else:
+            os.link(temporary, path)  # unlike a rename, this refuses to overwrite
+    except FileExistsError:
+        raise FileExistsError(f"{path} exists and is not overwritten: take another name") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -49,6 +49,31 @@ def test_num_features_is_the_width_of_the_output() -> None:
         assert encoder(torch.zeros(1, 3, size, size)).shape == (1, encoder.num_features)
 
 
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "tf_mobilenetv3_small_minimal_100"])
+def test_num_features_is_right_where_timm_counts_another_layer(name: str) -> None:
+    torch.manual_seed(0)
+    oracle = timm.create_model(name, num_classes=0).eval()
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    encoder = build_encoder(name, size=32)
+    assert torch.equal(torch.get_rng_state(), state)  # what is drawn after the encoder is drawn as before
+    assert encoder.training
+    x = torch.randn(2, 3, 32, 32)
+    features = encoder.eval()(x)
+    assert torch.equal(features, oracle(x))
+    assert features.shape == (2, encoder.num_features)
+    assert encoder.num_features != oracle.num_features
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "channels"),
+    [("vit_tiny_patch16_224", 8, 1), ("small_conv", 1, 3), ("inception_v3", 16, 3)],
+)
+def test_images_that_a_model_cannot_take_are_refused_in_words(name: str, size: int, channels: int) -> None:
+    with pytest.raises(ValueError, match=rf"{name}.*images of {size}( x {size})? pixels"):
+        build_encoder(name, size=size, channels=channels)
+
+
 def test_vit_takes_size_and_depth_and_trains_no_positions_and_patches() -> None:
     encoder = build_encoder("vit_tiny_patch16_224", size=64, depth=3)
     assert len(encoder.blocks) == 3  # type: ignore[arg-type]

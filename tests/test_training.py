@@ -313,6 +313,7 @@ def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pyt
     ("changes", "match"),
     [
         ({"encoder": "resnet_18"}, "did you mean"),
+        ({"encoder": "vit_small_patch16_224"}, "does not take images of 8 x 8 pixels with 1 channel"),
         ({"divergence": "jss"}, "js"),
         ({"batch_size": 5000}, "batch"),
         ({"method": "moco", "queue": 10}, "must hold at least one batch"),

@@ -98,7 +98,8 @@ def build_encoder(
         A module with ``num_features``, which maps (N, channels, size, size) to (N, num_features).
 
     Raises:
-        ValueError: unknown name (the message says the near ones), or a setting that the model can't take.
+        ValueError: unknown name (the message says the near ones), or a setting, a size or a number of channels that
+            the model can't take.
 
     Example:
         >>> encoder = build_encoder("resnet18", size=32)
@@ -108,7 +109,7 @@ def build_encoder(
     if name == "small_conv":
         if depth is not None:
             raise ValueError("depth is an option of vision transformers; small_conv has none")
-        return SmallConv(channels)
+        return _measured(SmallConv(channels), name, size, channels)
 
     import timm
     from timm.models.resnet import ResNet
@@ -137,6 +138,31 @@ def build_encoder(
         raise ValueError(f"stem='small' is for ResNets; {name} is a {type(model).__name__}")
     if stable_vit and isinstance(model, VisionTransformer):
         _stabilise(model)
+    return _measured(model, name, size, channels)
+
+
+def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Module:
+    """Look at two images through the model, so that ``num_features`` is what comes out.
+
+    timm's own number is that of the last feature map, after which some models have further layers.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # whoever seeded the weights counts on the generator
+            features = model.eval()(torch.zeros(2, channels, size, size))
+    except Exception as error:  # models raise whatever they like
+        kind = f"{size} x {size} pixels with {channels} channel{'s' if channels > 1 else ''}"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"the encoder {name} does not take images of {kind}: {reason}") from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"the encoder {name} does not give one vector for each image, but {shape} for two of them")
+    if not features.numel():
+        raise ValueError(f"the encoder {name} gives no features for images of {size} pixels")
+    model.num_features = features.shape[1]
     return model
 
 

@@ -28,8 +28,8 @@ PARTS = {
     "STS16": ["answer-answer", "headlines", "plagiarism", "postediting", "question-question"],
 }
 HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
-# Of all-MiniLM-L6-v2, on the MTEB leaderboard
-PUBLISHED = {"STS12": 72.37, "STS13": 80.60, "STS14": 75.59, "STS15": 85.39, "STS16": 78.99, "STSB": 82.03}
+# Of all-MiniLM-L6-v2 (revision 8b3219a) on the MTEB leaderboard: cosine_spearman in embeddings-benchmark/results
+PUBLISHED = {"STS12": 72.37, "STS13": 80.60, "STS15": 85.39, "STS16": 78.99, "STSB": 82.03}
 
 
 def write_sts(folder: Path) -> None:
@@ -286,6 +286,7 @@ def test_minilm_scores_are_the_published_ones() -> None:
     encode = minilm()
     found = evaluate_sts(encode, REAL)
     assert {name: round(found[name], 2) for name in PUBLISHED} == PUBLISHED
+    assert round(found["STS14"], 2) == 75.59  # as it was when the others were right; its published file was not at hand
     # The leaderboard's 77.58 of SICK-R is over all 9,927 pairs of its three splits; SimCSE has the test split alone.
     assert round(found["SICK-R"], 2) == 77.15
     files = ("SICK_train.txt", "SICK_trial.txt", "SICK_test_annotated.txt")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fmicl.files import write_whole
 from fmicl.runs import pick_device
 from fmicl.sts import Encode, evaluate_tasks, load_sts
 
@@ -93,26 +93,13 @@ def write_new_json(path: Path, value: object) -> None:
         >>> json.loads(path.read_text())
         {'avg': 78.02}
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(temporary, path)  # unlike a rename, this refuses to overwrite
-    except FileExistsError:
-        raise _exists(path) from None
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} exists and is not overwritten: take another name")
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
 
 
 def _check_new(path: Path) -> None:
     if path.exists():
-        raise _exists(path)
+        raise FileExistsError(f"{path} exists and is not overwritten: take another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
 

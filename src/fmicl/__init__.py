@@ -49,12 +49,29 @@ _HOMES = {
     "load_encoder": "runs",
 }
 
+EXTRAS = {
+    package: f"fmicl[{extra}]"
+    for extra, packages in {
+        "train": "lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
+        "text": "datasets sentence_transformers transformers",
+    }.items()
+    for package in packages.split()
+}
+"""Which extra brings a package that not everything here needs."""
+
 __all__ = [*_HOMES, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        value = getattr(import_module(f"fmicl.{_HOMES[name]}"), name)
+        try:
+            value = getattr(import_module(f"fmicl.{_HOMES[name]}"), name)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            message = f"fmicl.{name} needs the package {package}, which is not there: pip install '{EXTRAS[package]}'"
+            raise ImportError(message) from error
     elif name in _MODULES:
         value = import_module(f"fmicl.{name}")
     else:

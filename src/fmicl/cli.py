@@ -94,10 +94,13 @@ class Evaluate:
             raise ValueError("--json goes with --sts; the results of a run on images are in its results.json")
         if (self.run / "modules.json").is_file():
             raise ValueError(f"{self.run} is a sentence-transformers folder: name the STS tasks with --sts DIR")
+        from fmicl.report import write_report
         from fmicl.results import evaluate_run
 
         evaluate_run(self.run, data_dir=self.data_dir, device=self.device, workers=self.workers)
+        page = write_report(self.run)  # it would tell the results from before
         _print_results(self.run)
+        print(f"page: {page}")
 
     def _sentences(self, sts: Path) -> None:
         for option, value in (("--data-dir", self.data_dir), ("--workers", self.workers)):

@@ -61,12 +61,35 @@ def test_json_from_another_version_is_refused() -> None:
     [
         ("alpha", 0), ("gamma", -1.0), ("mu", 0), ("epochs", 0), ("batch_size", -5), ("dim", 0), ("depth", 0),
         ("learning_rate", float("nan")), ("weight_decay", -1), ("validation", 1.0), ("second_blur", 1.5),
+        ("order", 1.0), ("order", float("inf")), ("seed", -1), ("seed", 2**63),
         ("encoder_momentum", 2), ("checkpoint_minutes", 0), ("memory_gib", -1), ("temperature", float("inf")),
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPES["cifar10"].recipe, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "unused"),
+    [
+        ({"temperature": 0.5}, ["temperature"]),
+        ({"temperature": 0.5, "objective": "infonce"}, []),
+        ({"divergence": "js", "alpha": 2.0, "objective": "infonce"}, ["divergence", "alpha"]),
+        ({"objective": "infonce", "gamma": 2.0, "mu": 2.0, "shift": "optimal"}, ["gamma", "mu", "shift"]),
+        ({"objective": "align_uniform", "gamma": 2.0, "uniformity_weight": 3.0}, []),
+        ({"objective": "spectral", "mu": 2.0, "similarity": "cosine"}, ["similarity"]),
+        ({"order": 2.0}, ["order"]),
+        ({"order": 2.0, "divergence": "tsallis"}, []),
+        ({"queue": 512, "encoder_momentum": 0.9}, ["queue", "encoder_momentum"]),
+        ({"queue": 512, "encoder_momentum": 0.9, "method": "moco"}, []),
+        ({"negatives": "both", "method": "moco"}, ["negatives"]),
+        ({"queue": 512, "encoder_momentum": 0.9, "method": "mocov3"}, ["queue"]),
+    ],
+)
+def test_settings_without_a_part_are_named(changes: dict[str, Any], unused: list[str]) -> None:
+    default = RECIPES["digits"].recipe  # its own alpha of 20 is nobody's mistake
+    assert dataclasses.replace(default, **changes).without_part(default) == unused
 
 
 def test_unknown_recipe_names_the_near_ones() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -18,11 +20,11 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fmicl import runs, training
+from fmicl import FMICLLoss, divergence, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
-from fmicl.data import FileSamples
+from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
-from fmicl.methods import METHODS
+from fmicl.methods import METHODS, Method
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
@@ -92,7 +94,7 @@ def test_each_method_trains_two_steps_with_each_objective(method: Any, objective
     assert run is not None
     (row,) = csv.DictReader(run.metrics.open())
     assert row["step"] == "2"
-    assert float(row["loss"]) == pytest.approx(float(row["loss"]))
+    assert math.isfinite(float(row["loss"]))
     assert (row["loss_alignment"] != "") == (objective == "fmicl")
     after = runs.load_encoder(run.path)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
@@ -258,11 +260,122 @@ class Breaks(nn.Module):
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "build_objective", lambda _: Breaks())
-    with pytest.raises(NonFiniteError, match=r"batch 3; objective: SimCLR with Breaks\(alpha=40\).*--learning-rate"):
+    words = r"step 3 \(batch 3\); objective: SimCLR with Breaks\(alpha=40\).*is kept in \S*last.ckpt.*--learning-rate"
+    with pytest.raises(NonFiniteError, match=words):
         train(digits(checkpoint_steps=1), out=tmp_path / "run")
+    with pytest.raises(NonFiniteError, match=r"step 2 \(batch 3\); .*There is no checkpoint\. Hint"):
+        train(digits(accumulate=2), out=tmp_path / "other")
     state = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)
     assert state["batches"] == 2
     assert all(bool(value.isfinite().all()) for value in state["method"].values())
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_setting_without_a_part_is_warned_of_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(digits(epochs=1, hidden=8, temperature=0.7, queue=999), name="digits", out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("warning") == 1
+    assert "warning: temperature, queue have no part in objective fmicl with method simclr\n" in said
+
+
+def test_the_order_of_tsallis_is_the_recipes() -> None:
+    objective = training.build_objective(digits(divergence="tsallis", order=2.5))
+    assert objective.divergence == divergence("tsallis", order=2.5)
+    x, y = torch.randn(2, 8, 4)
+    assert objective(x, y) == FMICLLoss(divergence("tsallis", order=2.5), alpha=20.0)(x, y)
+    for name in ("infonce", "align_uniform", "spectral"):
+        with pytest.raises(ValueError, match="unknown divergence 'nonsense'"):
+            training.build_objective(digits(divergence="nonsense", objective=name))
+
+
+def test_precision_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    for has in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda has=has: has)
+        assert training.resolve_precision(digits(), cpu) == "32-true"
+        assert training.resolve_precision(digits(), cuda) == ("bf16-mixed" if has else "32-true")
+        for device in (cpu, cuda):
+            assert training.resolve_precision(digits(precision="32"), device) == "32-true"
+            assert training.resolve_precision(digits(precision="bf16"), device) == "bf16-mixed"
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32", torch.float32), ("bf16", torch.bfloat16)])
+@pytest.mark.usefixtures("only_training")
+def test_the_encoder_computes_in_that_precision(
+    precision: Any, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = set()
+    original = Method.embed
+
+    def embed(self: Method, images: torch.Tensor) -> torch.Tensor:
+        embeddings = original(self, images)
+        seen.add(embeddings.dtype)
+        return embeddings
+
+    monkeypatch.setattr(Method, "embed", embed)
+    run = train(digits(precision=precision, epochs=1, batch_size=1024), out=tmp_path / "run")
+    assert run is not None
+    assert seen == {dtype}
+    assert all(value.dtype != torch.bfloat16 for value in load_file(run.encoder).values())  # the weights stay 32 bit
+
+
+def test_channels_last_changes_the_layout_and_not_the_numbers() -> None:
+    recipe = digits(encoder="resnet18")
+    recipe = dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, mean=(0.5,) * 3, std=(0.5,) * 3))
+    torch.manual_seed(0)
+    method = training.build_method(recipe, training.build_recipe_encoder(recipe), 1)
+    method.optimizers = lambda: torch.optim.SGD(method.parameters())  # type: ignore[assignment]
+    method._trainer = None
+    layouts: list[bool] = []
+    method.encoder.register_forward_pre_hook(
+        lambda _, inputs: layouts.append(inputs[0].is_contiguous(memory_format=torch.channels_last))
+    )
+    generator = torch.Generator().manual_seed(1)
+    views = [torch.randn(6, 3, 8, 8, generator=generator) for _ in range(2)]
+    batch = Batch(views[0], views[1], torch.arange(6))
+    plain = method.training_step(batch, 0)["loss"]
+    method.channels_last = True
+    method.to(memory_format=torch.channels_last)
+    turned = method.training_step(batch, 0)["loss"]
+    assert layouts == [False, True]
+    torch.testing.assert_close(plain, turned, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_compile_on_trains_compiled_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
+        pytest.skip("there is no compiler")
+    compiled: list[str] = []
+    original = Method.compile_parts
+
+    def compile_parts(self: Method) -> None:
+        original(self)
+        compiled.extend(name for name, part in self.named_children() if part._compiled_call_impl is not None)
+
+    monkeypatch.setattr(Method, "compile_parts", compile_parts)
+    settings = {"epochs": 1, "batch_size": 1024, "learning_rate": 0.01}
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    one = train(digits(**settings, compile="on"), out=tmp_path / "compiled")
+    assert sorted(compiled) == ["encoder", "projection"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 2
+    other = train(digits(**settings, compile="off"), out=tmp_path / "plain")
+    assert one is not None
+    assert other is not None
+    rows = [float(next(csv.DictReader(run.metrics.open()))["loss"]) for run in (one, other)]
+    assert rows[0] == pytest.approx(rows[1], rel=1e-3)
+    for name, value in load_file(one.encoder).items():
+        torch.testing.assert_close(value, load_file(other.encoder)[name], rtol=1e-2, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_the_digits_recipe_beats_what_needs_no_training(tmp_path: Path) -> None:
+    run = train(dataclasses.replace(RECIPES["digits"].recipe, device="cpu"), name="digits", out=tmp_path / "run")
+    assert run is not None
+    results = json.loads(run.results.read_text())
+    assert results["knn"] > results["untrained"]["knn"]
+    assert results["linear"] > results["untrained"]["linear"]
+    assert results["linear"] > results["raw_pixels"]["linear"]
 
 
 def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,17 +72,18 @@ class Guard(Callback):
 
     Args:
         describe: the objective's settings in words, for the message.
+        checkpoint: where the run's checkpoint is, once there is one; None on all processes but the first.
     """
 
-    def __init__(self, describe: str) -> None:
-        self.describe = describe
-        self._pending: tuple[int, Tensor] | None = None
+    def __init__(self, describe: str, checkpoint: Path | None = None) -> None:
+        self.describe, self.checkpoint = describe, checkpoint
+        self._pending: tuple[Method, int, Tensor] | None = None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Look at the loss before this one, and on a CPU at this one."""
         assert isinstance(pl_module, Method)
         self.look()
-        self._pending = (pl_module.batches, loss.detach())
+        self._pending = (pl_module, pl_module.batches, loss.detach())
         if loss.device.type == "cpu":
             self.look()
 
@@ -94,16 +95,21 @@ class Guard(Callback):
         """
         if self._pending is None:
             return
-        batch, loss = self._pending
+        method, batch, loss = self._pending
         self._pending = None
         value = float(loss)
         if not math.isfinite(value):
-            self.stop(batch, f"the loss is {value}")
+            self.stop(method, batch, f"the loss is {value}")
 
-    def stop(self, batch: int, what: str) -> None:
-        """Raise the error that ends the run."""
+    def stop(self, method: Method, batch: int, what: str) -> None:
+        """Raise the error that ends the run in the given batch, the first being 1."""
+        step = math.ceil(batch / method.optimisation.accumulate)
+        kept = ""
+        if self.checkpoint is not None:
+            there = self.checkpoint.exists()
+            kept = f"The last good checkpoint is kept in {self.checkpoint}. " if there else "There is no checkpoint. "
         raise NonFiniteError(
-            f"{what} at batch {batch}; objective: {self.describe}. The last good checkpoint is kept. "
+            f"{what} at step {step} (batch {batch}); objective: {self.describe}. {kept}"
             "Hint: lower --learning-rate, lengthen --warmup-epochs or set --clip 1; large --gamma or --mu also make "
             "divergences such as pearson, tsallis and neyman overflow. Start again with the new settings."
         )
@@ -338,7 +344,7 @@ class Checkpoints(Callback):
         self.guard.look()
         norms = torch.stack(torch._foreach_norm(list(method.parameters())))
         if not bool(norms.isfinite().all()):
-            self.guard.stop(method.batches, "a weight is not finite")
+            self.guard.stop(method, method.batches, "a weight is not finite")
         state = {
             "format": 1,
             "batches": method.batches,

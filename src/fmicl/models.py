@@ -162,7 +162,7 @@ def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Modul
         raise ValueError(f"the encoder {name} does not give one vector for each image, but {shape} for two of them")
     if not features.numel():
         raise ValueError(f"the encoder {name} gives no features for images of {size} pixels")
-    model.num_features = features.shape[1]
+    model.num_features = features.shape[1]  # type: ignore[assignment]
     return model
 
 

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fmicl.views import Views
+from fmicl.views import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD, STL10_MEAN, STL10_STD, Views
 
 Method = Literal["simclr", "moco", "mocov3"]
 Objective = Literal["fmicl", "infonce", "align_uniform", "spectral"]
-
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +80,8 @@ class Recipe:
     """What is optimised."""
     divergence: str = "kl"
     """Of fmicl: kl, js, pearson, squared_hellinger, jeffrey, tsallis, vlc, reverse_kl or neyman."""
+    order: float = 3.0
+    """Of tsallis, above 1; the paper takes 3."""
     alpha: float = 40.0
     """Weight of the negatives (fmicl)."""
     gamma: float = 1.0
@@ -112,11 +112,12 @@ class Recipe:
     learning_rate: float = 0.1
     """Highest learning rate, reached after the warm-up; a cosine takes it to 0."""
     scale_learning_rate: bool = False
-    """Multiply the learning rate by batch / 256."""
+    """Multiply the learning rate by the samples of a step (batch x accumulate) / 256."""
     weight_decay: float = 1e-4
     """Of weights; biases and normalisation parameters have none."""
     warmup_epochs: float = 10.0
-    """Epochs in which the learning rate rises linearly from 0; never more than a fifth of all."""
+    """Epochs in which the learning rate rises by the same amount each step, the first being one such amount; never
+    more than a fifth of all."""
     clip: float = 0.0
     """Clip the norm of the gradient here (0: never)."""
 
@@ -186,6 +187,10 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise ValueError(f"{name} must lie in [0, 1], but it is {value}")
+        if not (math.isfinite(self.order) and self.order > 1):
+            raise ValueError(f"order (of tsallis) must be above 1, but it is {self.order}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie between 0 and 2^63 - 1, but it is {self.seed}")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is a share of the training data, in [0, 1), but it is {self.validation}")
 
@@ -202,6 +207,31 @@ class Recipe:
         """The learning rate after the warm-up; scaled by the samples of a step / 256 where the recipe says so."""
         scale = self.batch_size * self.accumulate / 256 if self.scale_learning_rate else 1.0
         return self.learning_rate * scale
+
+    def without_part(self, default: Recipe) -> list[str]:
+        """Fields that differ from another recipe's and have no part in this one's objective and method.
+
+        Example:
+            >>> default = RECIPES["digits"].recipe
+            >>> dataclasses.replace(default, temperature=0.1, queue=512).without_part(default)
+            ['temperature', 'queue']
+        """
+        fmicl = self.objective == "fmicl"
+        parts = {
+            "divergence": fmicl,
+            "order": fmicl and self.divergence == "tsallis",
+            "alpha": fmicl,
+            "gamma": fmicl or self.objective == "align_uniform",
+            "mu": fmicl or self.objective == "spectral",
+            "similarity": fmicl,
+            "shift": fmicl,
+            "temperature": self.objective == "infonce",
+            "uniformity_weight": self.objective == "align_uniform",
+            "negatives": self.method != "moco",
+            "queue": self.method == "moco",
+            "encoder_momentum": self.method != "simclr",
+        }
+        return [name for name, part in parts.items() if not part and getattr(self, name) != getattr(default, name)]
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types; :meth:`from_json` is the way back.
@@ -265,7 +295,7 @@ RECIPES: dict[str, Entry] = {
             Recipe(
                 dataset="cifar10", encoder="resnet18", stem="small", dim=512,
                 batch_size=512, learning_rate=0.1, alpha=40.0, epochs=800, weight_decay=5e-4, k=200,
-                views=Views(size=32, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
+                views=Views(size=32, mean=CIFAR10_MEAN, std=CIFAR10_STD),
             ),
         ),
         Entry(
@@ -274,7 +304,7 @@ RECIPES: dict[str, Entry] = {
             Recipe(
                 dataset="stl10", encoder="resnet50", stem="standard", dim=512,
                 batch_size=64, learning_rate=0.1, alpha=40.0, epochs=800, k=200,
-                views=Views(size=96, blur=0.5, mean=(0.4467, 0.4398, 0.4066), std=(0.2603, 0.2566, 0.2713)),
+                views=Views(size=96, blur=0.5, mean=STL10_MEAN, std=STL10_STD),
             ),
         ),
         Entry(

@@ -22,13 +22,13 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 import fmicl
-from fmicl import theory
+from fmicl import Divergence, theory
 from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
 from fmicl.data import Skipped, Splits, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder
 from fmicl.progress import Progress
-from fmicl.recipes import Recipe
+from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
 from fmicl.runs import (
     EncoderConfig,
@@ -50,7 +50,12 @@ MACHINE = frozenset(
         "checkpoint_minutes", "checkpoint_steps",
     }
 )  # fmt: skip
-"""Settings that may differ when a run is resumed: they say where it runs, not what it computes."""
+"""Settings that may differ when a run is resumed: they say where it runs, not what it computes.
+
+Of these, device, devices, precision, compile and memory_gib do change how numbers are rounded, how a batch is shared
+out or where images are resized: a run that is resumed with others ends with an encoder as good, but not with the same
+bits. The rest change nothing.
+"""
 
 
 def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume: bool = False) -> Run | None:
@@ -90,6 +95,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         if run is not None:
             _say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             _report_skipped(splits)
+            _report_unused(recipe, name)
         method = build_method(recipe, encoder, len(stream))
         _fit(recipe, method, stream, splits, run, device, processes, resume)
         if run is None:
@@ -119,13 +125,14 @@ def build_objective(recipe: Recipe) -> nn.Module:
     """The objective of a recipe.
 
     Raises:
-        ValueError: an unknown divergence, or a setting that the objective refuses.
+        ValueError: an unknown divergence, whether the objective has one or not, or a setting that it refuses.
 
     Example:
         >>> from fmicl.recipes import RECIPES
         >>> build_objective(RECIPES["cifar10"].recipe).alpha
         40.0
     """
+    divergence = build_divergence(recipe)
     mode: dict[str, Any] = {"negatives": recipe.negatives}
     if recipe.negatives == "auto":
         mode = {"negatives": "cross"} if recipe.method == "mocov3" else {}
@@ -138,7 +145,7 @@ def build_objective(recipe: Recipe) -> nn.Module:
             raise ValueError("mu='normalised' is a setting of the fmicl objective; spectral takes a number")
         return fmicl.SpectralContrastiveLoss(mu=recipe.mu, **mode)
     return fmicl.FMICLLoss(
-        recipe.divergence,
+        divergence,
         alpha=recipe.alpha,
         gamma=recipe.gamma,
         mu=recipe.mu,
@@ -146,6 +153,16 @@ def build_objective(recipe: Recipe) -> nn.Module:
         shift=recipe.shift,
         **mode,
     )
+
+
+def build_divergence(recipe: Recipe) -> Divergence:
+    """The divergence of a recipe.
+
+    Raises:
+        ValueError: there is none of this name; the message says the near ones.
+    """
+    parameters = {"order": recipe.order} if recipe.divergence == "tsallis" else {}
+    return fmicl.divergence(recipe.divergence, **parameters)
 
 
 def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> Method:
@@ -284,7 +301,7 @@ def _fit(
     """The training itself; afterwards the method holds the trained weights."""
     epoch = len(stream)
     remaining = RemainingBatches(stream, method, recipe.epochs)
-    guard = Guard(describe(method))
+    guard = Guard(describe(method), None if run is None else run.checkpoint)
     recorder = Recorder(
         run,
         epoch,
@@ -368,7 +385,7 @@ def certificate(recipe: Recipe) -> str:
     mu = math.exp(Gaussian(recipe.gamma, recipe.mu).log_mu(recipe.dim))
     if not math.isfinite(mu):
         return ""
-    kind = theory.uniformity(recipe.divergence, recipe.gamma, mu).kind
+    kind = theory.uniformity(build_divergence(recipe), recipe.gamma, mu).kind
     if kind == "strictly convex":
         return ""
     word = "convex but not strictly so" if kind == "convex" else kind
@@ -381,6 +398,15 @@ def _report_broken(broken: Sequence[Skipped]) -> None:
     more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
     listed = "; ".join(str(skipped) for skipped in broken[:3]) + more
     _say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed}")
+
+
+def _report_unused(recipe: Recipe, name: str) -> None:
+    """Of what was asked for and has no effect."""
+    default = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
+    unused = recipe.without_part(default)
+    if unused:
+        listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
+        _say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
 
 
 def _report_skipped(splits: Splits) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fmicl.kernels.columns import gather_rows, world_of
 from fmicl.methods.base import Compared, MomentumMethod, Optimisation
 
 if TYPE_CHECKING:
@@ -73,19 +74,10 @@ class MoCo(MomentumMethod):
         Raises:
             ValueError: more keys than the queue holds.
         """
-        keys = gather(F.normalize(keys.float(), dim=1))
+        keys = F.normalize(keys.float(), dim=1)
+        keys = gather_rows(keys, world_of(keys))
         if len(keys) > len(self.queue):
             raise ValueError(f"a batch has {len(keys)} keys, but the queue holds {len(self.queue)}: make queue larger")
         places = (self.queue_position + torch.arange(len(keys), device=keys.device)) % len(self.queue)
         self.queue.index_copy_(0, places, keys)
         self.queue_position.copy_((self.queue_position + len(keys)) % len(self.queue))
-
-
-def gather(x: Tensor) -> Tensor:
-    """The rows of all processes in rank order, without gradient; on one process, x itself."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return x
-    rows = [torch.empty_like(x) for _ in range(distributed.get_world_size())]
-    distributed.all_gather(rows, x.contiguous())
-    return torch.cat(rows)

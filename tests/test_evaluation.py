@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -339,3 +340,18 @@ def test_features_that_make_no_sense_are_refused() -> None:
         extract_features(nn.Identity(), [(x, labels_of(4, 2)), (x, None)], "cpu")
     with pytest.raises(ValueError, match="Pool or flatten"):
         extract_features(nn.Identity(), [(x.view(4, 3, 1, 1), None)], "cpu")
+
+
+def test_knn_takes_little_more_time_than_its_matrix_product() -> None:
+    generator = torch.Generator().manual_seed(0)
+    train, test = (nn.functional.normalize(torch.randn(n, 512, generator=generator), dim=1) for n in (20_000, 1_000))
+    labels = torch.randint(10, (20_000,), generator=generator)
+    product, whole = [], []
+    for _ in range(3):  # one after the other, so that what else the machine does meets both
+        start = time.perf_counter()
+        torch.mm(test, train.T)
+        product.append(time.perf_counter() - start)
+        start = time.perf_counter()
+        knn_predict(train, labels, test, k=200)
+        whole.append(time.perf_counter() - start)
+    assert min(whole) < 2.5 * min(product)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import dataclasses
 import json
@@ -376,6 +377,18 @@ def test_the_digits_recipe_beats_what_needs_no_training(tmp_path: Path) -> None:
     assert results["knn"] > results["untrained"]["knn"]
     assert results["linear"] > results["untrained"]["linear"]
     assert results["linear"] > results["raw_pixels"]["linear"]
+
+
+def test_only_the_last_room_imports_from_the_last_room() -> None:
+    last = {"fmicl.report", "fmicl.training", "fmicl.cli", "fmicl.__main__"}
+    for path in (Path(training.__file__).parent).rglob("*.py"):
+        if path.stem in {name.removeprefix("fmicl.") for name in last}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
+            assert not last & set(names), path
 
 
 def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

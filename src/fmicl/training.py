@@ -1,4 +1,8 @@
-"""From a recipe to a run folder: data, encoder, method and trainer put together, trained, evaluated and shown."""
+"""From a recipe to a run folder: data, encoder, method and trainer put together, trained, evaluated and shown.
+
+This is what the command line calls, and stands beside it: it may import from every room, the report's included, and
+none but the command line from it.
+"""
 
 from __future__ import annotations
 

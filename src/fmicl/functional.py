@@ -30,7 +30,7 @@ from fmicl.divergences import divergence as make_divergence
 from fmicl.kernels import Square
 from fmicl.pairs import Options, Pairs, normalise
 from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
-from fmicl.similarities import Cosine, Gaussian, Similarity
+from fmicl.similarities import Cosine, Critic, Gaussian, Similarity
 
 __all__ = [
     "Negatives",
@@ -42,6 +42,8 @@ __all__ = [
     "make_similarity",
     "normalise",
     "spectral_contrastive_loss",
+    "sum_terms",
+    "terms_of_pairs",
 ]
 
 
@@ -171,11 +173,15 @@ def fmicl_terms(
     require_shift(shift)
     similarity = make_similarity(similarity, gamma, mu)
     pairs = Pairs.prepare(x, y, negatives, **options)
-    critic = similarity.critic(divergence, x.shape[1])
+    return terms_of_pairs(pairs, similarity.critic(divergence, x.shape[1]), alpha, shift)
+
+
+def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["optimal"] | None) -> Terms:
+    """The two terms of f-MICL on a batch that is ready, whatever its negatives are."""
     alignment = -pairs.mean_of_rows(critic.score(critic.pairs(pairs.x, pairs.y)))
     if shift is None:
         return Terms(alignment, alpha * pairs.mean(critic))
-    if isinstance(divergence, KL):
+    if isinstance(critic.divergence, KL):
         # v* = log(alpha E[e^(T-1)]), at which alpha E[f*(T - v*)] = 1
         constant = critic.offset - (1.0 if critic.free else 0.0)
         return Terms(alignment, math.log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale))

@@ -6,7 +6,6 @@ Nothing of sentence-transformers is needed to import this, only a model of their
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,10 +15,9 @@ from torch import Tensor, nn
 
 import fmicl
 from fmicl.checks import Negatives
-from fmicl.divergences import KL, Divergence
-from fmicl.functional import make_similarity
+from fmicl.divergences import Divergence
+from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
 from fmicl.pairs import Block, Pairs, normalise
-from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -188,16 +186,7 @@ class FMICLLoss(nn.Module):
             blocks += tuple(Block(rows, other, None, 1, pairs.world.total**2, pairs.world) for rows in anchors)
         pairs = dataclasses.replace(pairs, blocks=blocks)
         critic = make_similarity(o.similarity, o.gamma, o.mu).critic(o.divergence, x.shape[1])
-        alignment = -pairs.mean_of_rows(critic.score(critic.pairs(pairs.x, pairs.y)))
-        if o.shift is None:
-            return alignment + o.alpha * pairs.mean(critic)
-        if isinstance(o.divergence, KL):  # as in fmicl.functional: the shift has a closed form
-            constant = critic.offset - (1.0 if critic.free else 0.0)
-            return alignment + math.log(o.alpha) + constant + 1 + pairs.log_mean_exp(critic.scale)
-        rounding = 4 * torch.finfo(pairs.x.dtype).eps
-        v = optimal_shift(critic, o.alpha, pairs.detached().global_mean, precision=rounding)
-        uniformity = v + o.alpha * pairs.mean(ShiftedCritic(critic, v))
-        return alignment + differentiable_once(uniformity, "the gradient of shift='optimal' holds v fixed")
+        return sum_terms(terms_of_pairs(pairs, critic, o.alpha, o.shift))
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""

@@ -203,20 +203,22 @@ def _liger(x: Tensor, y: Tensor) -> Step:
 
 def _ranking(x: Tensor, y: Tensor) -> Step:
     """sentence-transformers' MultipleNegativesRankingLoss on embeddings that are there already."""
-    from sentence_transformers import losses, util
+    from sentence_transformers import util
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
 
     model = torch.nn.Sequential(torch.nn.Identity())
-    loss = losses.MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE, similarity_fct=util.dot_score)
+    loss = MultipleNegativesRankingLoss(model, scale=1 / TEMPERATURE, similarity_fct=util.dot_score)
     labels = torch.zeros(len(x), device=x.device)
     return lambda: _backward(loss.compute_loss_from_embeddings([x, y], labels))
 
 
 def _cached_ranking(x: Tensor, y: Tensor) -> Step:
     """Its cached variant: the stage between the two passes through a model, in mini-batches of 1,024 rows."""
-    from sentence_transformers import losses, util
+    from sentence_transformers import util
+    from sentence_transformers.losses import CachedMultipleNegativesRankingLoss
 
     model = torch.nn.Sequential(torch.nn.Identity())
-    loss = losses.CachedMultipleNegativesRankingLoss(
+    loss = CachedMultipleNegativesRankingLoss(
         model, scale=1 / TEMPERATURE, similarity_fct=util.dot_score, mini_batch_size=1024
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,12 @@ def test_importing_fmicl_loads_nothing_of_weight_but_torch() -> None:
     )
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert seen.strip() == "[]"
+
+
+def test_torch_is_the_only_hard_dependency() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]] == ["torch"]
+    assert set(project["optional-dependencies"]) == {"train", "text", "dev"}
 
 
 def test_every_public_name_is_there_and_documented() -> None:

@@ -123,7 +123,7 @@ def load_images(
         raise ValueError(f"{name} ({info.summary}) is read from a folder: say which one with --data-dir")
     root = Path(data_dir).expanduser()
     if not root.is_dir() and not download:
-        raise FileNotFoundError(f"there is no folder {root}: say where {name} is with --data-dir")
+        raise FileNotFoundError(f"there is no folder {root}: say where the data is with --data-dir")
     if info.folder:
         load = {"imagenet": load_imagenet, "images": load_folder, "tinyimagenet": load_tinyimagenet}[name]
         splits = load(root, size=size, memory_limit=memory_limit)

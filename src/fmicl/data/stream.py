@@ -368,7 +368,7 @@ def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device:
     loader = DataLoader(
         dataset,
         batch_sampler=batches,
-        num_workers=workers,
+        num_workers=min(workers, _processors()),
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else the loader takes a number from the global one
     )
@@ -405,3 +405,8 @@ def _generator(*numbers: int) -> torch.Generator:
     """A generator for these numbers alone: near ones give streams that have nothing to do with each other."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def _processors() -> int:
+    """Processors that this process may use; more workers than that only wait for each other."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -332,9 +332,9 @@ def _fit(
         method.channels_last = True
         method.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision("high")
-    if _compiled(recipe, device):
-        method.compile_parts()
     several = processes.world_size > 1
+    if _compiled(recipe, device):
+        method.compile_parts(device, alone=not several)
     trainer = Trainer(
         accelerator="gpu" if device.type == "cuda" else device.type,
         devices=processes.devices,

@@ -19,11 +19,11 @@ from fmicl.augment.operations import (
 )
 from fmicl.views import Views
 
-__all__ = ["CROP_UNIFORMS", "ViewMaker", "ViewParameters", "crop_boxes"]
+__all__ = ["ATTEMPTS", "CROP_UNIFORMS", "NUMBERS", "ViewMaker", "ViewParameters", "centre_crop", "crop_boxes"]
 
-_ATTEMPTS = 10  # torchvision's RandomResizedCrop draws this often before it takes the centre
-CROP_UNIFORMS = 2 * _ATTEMPTS + 3  # areas, ratios, top, left, flip
-_COLOUR_UNIFORMS = 13  # jitter?, four strengths, four for their order, grey?, blur?, sigma, solarise?
+ATTEMPTS = 10  # torchvision's RandomResizedCrop draws this often before it takes the centre
+CROP_UNIFORMS = 2 * ATTEMPTS + 3  # areas, ratios, top, left, flip
+NUMBERS = CROP_UNIFORMS + 13  # jitter?, four strengths, four for their order, grey?, blur?, sigma, solarise?
 _HUE = 3  # its column among the factors
 
 
@@ -71,30 +71,40 @@ def crop_boxes(uniforms: Tensor, height: int, width: int, views: Views) -> CropB
         True
     """
     low, high = views.crop_ratio
-    area = height * width * _between(uniforms[:, :_ATTEMPTS], *views.crop_scale)
-    ratio = _between(uniforms[:, _ATTEMPTS : 2 * _ATTEMPTS], math.log(low), math.log(high)).exp()
+    area = height * width * _between(uniforms[:, :ATTEMPTS], *views.crop_scale)
+    ratio = _between(uniforms[:, ATTEMPTS : 2 * ATTEMPTS], math.log(low), math.log(high)).exp()
     widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
     # Earlier draws weigh more, so that the largest weight is that of the first draw that fits.
-    rank = fits * torch.arange(_ATTEMPTS, 0, -1, device=uniforms.device)
+    rank = fits * torch.arange(ATTEMPTS, 0, -1, device=uniforms.device)
     first = rank.argmax(dim=1, keepdim=True)
     none = ~fits.any(dim=1)
-    if width / height < low:
-        centre_width, centre_height = width, round(width / low)
-    elif width / height > high:
-        centre_width, centre_height = round(height * high), height
-    else:
-        centre_width, centre_height = width, height
+    centre_height, centre_width = centre_crop(height, width, views)
     w = widths.gather(1, first)[:, 0].masked_fill(none, centre_width)
     h = heights.gather(1, first)[:, 0].masked_fill(none, centre_height)
-    top = torch.minimum((uniforms[:, 2 * _ATTEMPTS] * (height - h + 1)).floor(), height - h)
-    left = torch.minimum((uniforms[:, 2 * _ATTEMPTS + 1] * (width - w + 1)).floor(), width - w)
+    top = torch.minimum((uniforms[:, 2 * ATTEMPTS] * (height - h + 1)).floor(), height - h)
+    left = torch.minimum((uniforms[:, 2 * ATTEMPTS + 1] * (width - w + 1)).floor(), width - w)
     return CropBoxes(
         top.masked_fill(none, (height - centre_height) // 2),
         left.masked_fill(none, (width - centre_width) // 2),
         h,
         w,
     )
+
+
+def centre_crop(height: int, width: int, views: Views) -> tuple[int, int]:
+    """Height and width of the largest centre crop whose aspect ratio is in range.
+
+    Example:
+        >>> centre_crop(30, 90, Views(crop_ratio=(0.75, 4 / 3)))
+        (30, 40)
+    """
+    low, high = views.crop_ratio
+    if width / height < low:
+        return round(width / low), width
+    if width / height > high:
+        return height, round(height * high)
+    return height, width
 
 
 class ViewMaker:
@@ -141,7 +151,7 @@ class ViewMaker:
 
     def uniforms(self, n: int, generator: torch.Generator, device: torch.device) -> Tensor:
         """(N, 36) independent numbers in [0, 1), drawn on the generator's device and moved to another."""
-        uniforms = torch.rand(n, CROP_UNIFORMS + _COLOUR_UNIFORMS, generator=generator, device=generator.device)
+        uniforms = torch.rand(n, NUMBERS, generator=generator, device=generator.device)
         if device.type == "cuda" and uniforms.device.type == "cpu":
             uniforms = uniforms.pin_memory()  # else the copy waits for the device
         return uniforms.to(device, non_blocking=True)

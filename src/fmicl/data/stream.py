@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise, to_grey
+from fmicl.augment.fused import fused_views, suits
 from fmicl.augment.maker import CROP_UNIFORMS
 from fmicl.data.decode import decode, resize_centre, resize_square, stored_side, to_tensor
 from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped
@@ -63,7 +64,8 @@ class ViewStream:
         rank: Number of this process; each has its own part of an epoch.
         world_size: How many processes there are.
         workers: Processes that decode files; 0 does it in this one. Arrays need none.
-        compile: Compile the making of views (with torch.compile), which pays on a GPU.
+        compile: Compile the making of views, which pays on a GPU: small images are made by one kernel of our own
+            (`fmicl.augment.fused`), others by torch.compile.
         report: Called with the files that an epoch was the first to find undecodable; None warns of them.
 
     Raises:
@@ -113,9 +115,13 @@ class ViewStream:
         self.undecodable: set[int] = set()
         self._report = report or _warn
         self._makers = (ViewMaker(views[0]), ViewMaker(views[1]))
-        self._views, self._colours = _array_views, _colour_views
+        self._views: Callable[..., Tensor] = _array_views
+        self._colours: Callable[..., Tensor] = _colour_views
         if compile:
-            self._views, self._colours = torch.compile(_array_views), torch.compile(_colour_views)
+            arrays = isinstance(self.samples, ArraySamples)
+            one_kernel = arrays and all(suits(family, self.samples.images) for family in views)  # type: ignore[union-attr]
+            self._views = _kernel_views if one_kernel else torch.compile(_array_views)
+            self._colours = torch.compile(_colour_views)
 
     def __len__(self) -> int:
         """Batches in an epoch, the same number in every process."""
@@ -283,6 +289,10 @@ def _centre(images: Tensor, size: int) -> Tensor:
 def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:
     height, width = images.shape[2:]
     return maker.apply(images[index], maker.parameters(uniforms, height, width))
+
+
+def _kernel_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:
+    return fused_views(maker.views, images, index, uniforms)
 
 
 def _colour_views(maker: ViewMaker, crops: Tensor, uniforms: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ Three implementations of one contract (`fmicl.kernels.contract`) that agree:
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import Literal, cast
 
@@ -32,6 +33,7 @@ __all__ = [
     "pair_sum",
     "require_kernel",
     "row_logsumexp",
+    "triton_runs_on",
     "world_of",
 ]
 
@@ -132,11 +134,22 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     return TritonBackend(fast)
 
 
-def _triton_suits(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
-    if x.device.type != "cuda" or x.dtype == torch.float64 or importlib.util.find_spec("triton") is None:
+@functools.cache
+def triton_runs_on(device: torch.device) -> bool:
+    """Whether Triton is there and the device is a CUDA GPU that has bfloat16 and TF32.
+
+    Example:
+        >>> triton_runs_on(torch.device("cpu"))
+        False
+    """
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
-    if torch.cuda.get_device_capability(x.device) < (8, 0):
-        return False  # neither bfloat16 nor TF32
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def _triton_suits(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
+    if x.dtype == torch.float64 or not triton_runs_on(x.device):
+        return False
     if not fast and x.shape[1] > 128:
         return False  # in float32 and for large d, cuBLAS on tiles is the faster one (benchmarks/README.md)
     from fmicl.kernels.lowering import lower

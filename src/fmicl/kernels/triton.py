@@ -273,13 +273,13 @@ def _descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
 
 
 @functools.cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, int]:
     """In how many parts the columns go, so that a small batch fills the GPU too; and the columns of each part."""
-    parts = max(1, min(_processors(device) // blocks, _blocks(m, 4 * width), 16))
+    parts = max(1, min(processors(device) // blocks, _blocks(m, 4 * width), 16))
     share = _blocks(_blocks(m, parts), width) * width
     return _blocks(m, share), share
 

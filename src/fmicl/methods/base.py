@@ -12,6 +12,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from fmicl.fast import Recorded, record, speed_up, suits
+from fmicl.kernels import triton_runs_on
 from fmicl.models import projection_head
 
 if TYPE_CHECKING:
@@ -88,6 +90,10 @@ class Method(LightningModule):
     """Whether images are put into the memory format that convolutions on a GPU like."""
     last_norm = False
     """Whether the projection head ends in batch normalisation, as the method's paper has it."""
+    embeds_once = True
+    """Whether each network runs once in a step, so that it can be recorded as a CUDA graph."""
+    recording = False
+    """Whether the networks are recorded at the first batch."""
 
     def __init__(
         self,
@@ -104,6 +110,7 @@ class Method(LightningModule):
         self.objective = objective
         self.optimisation = optimisation
         self.batches = 0
+        self._graphs: dict[tuple[nn.Module, ...], Recorded] = {}
 
     @abstractmethod
     def pairs(self, batch: Batch) -> Compared:
@@ -122,8 +129,17 @@ class Method(LightningModule):
 
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings (N, d) of images, before any normalisation."""
-        embeddings: Tensor = self.projection(self.encoder(images))
-        return embeddings
+        return self._through(images, self.encoder, self.projection)
+
+    def _through(self, images: Tensor, *networks: nn.Module) -> Tensor:
+        """Images through one network after the other: as one CUDA graph where they are recorded."""
+        if self.recording and self.training:
+            if networks not in self._graphs:
+                self._graphs[networks] = record(list(networks), images)
+            return self._graphs[networks](images)
+        for network in networks:
+            images = network(images)
+        return images
 
     def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Compared:
         """The objective's loss of x against y, with its two terms where it tells them apart."""
@@ -136,10 +152,27 @@ class Method(LightningModule):
             alignment + uniformity, x.detach(), y.detach(), torch.stack([alignment.detach(), uniformity.detach()])
         )
 
-    def compile_parts(self) -> None:
-        """Compile what runs in each step, in place, so that names in checkpoints stay what they are."""
-        self.encoder.compile()
-        self.projection.compile()
+    def networks(self) -> list[nn.Module]:
+        """What runs in each step, encoders first."""
+        return [self.encoder, self.projection]
+
+    def compile_parts(self, device: torch.device, *, alone: bool = True) -> None:
+        """Make what runs in each step faster, in place, so that names in checkpoints stay what they are.
+
+        A network that `fmicl.fast` knows gets its kernels, and then needs no compiler; others are compiled.
+
+        Args:
+            device: where training will be.
+            alone: whether one process trains. Several may share statistics of a batch, which those kernels don't.
+        """
+        known = alone and triton_runs_on(device) and suits(self.encoder)
+        for network in self.networks():
+            if known and suits(network):
+                speed_up(network)
+            elif not known:
+                network.compile()
+        once = self.embeds_once and self.optimisation.accumulate == 1
+        self.recording = alone and once and device.type == "cuda"
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)
         """One batch: set what follows from the number of batches so far, then compute the loss."""
@@ -165,9 +198,20 @@ class Method(LightningModule):
         """SGD with momentum 0.9, or AdamW; biases and normalisation parameters do not decay."""
         o = self.optimisation
         groups = parameter_groups(self, o.weight_decay)
+        fused = all(parameter.is_cuda for parameter in self.parameters())  # one kernel for all weights
         if o.optimizer == "adamw":
-            return torch.optim.AdamW(groups, lr=o.learning_rate)
-        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=0.9)
+            return torch.optim.AdamW(groups, lr=o.learning_rate, fused=fused)
+        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=0.9, fused=fused)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002 (Lightning's names)
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Clip the norm of the gradient; Lightning's own way refuses fused optimisers."""
+        if gradient_clip_val:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
 
 class MomentumMethod(Method):
@@ -203,14 +247,11 @@ class MomentumMethod(Method):
     @torch.no_grad()
     def target(self, images: Tensor) -> Tensor:
         """Embeddings (N, d) by the momentum encoder, without gradient."""
-        embeddings: Tensor = self.target_projection(self.target_encoder(images))
-        return embeddings
+        return self._through(images, self.target_encoder, self.target_projection)
 
-    def compile_parts(self) -> None:
+    def networks(self) -> list[nn.Module]:
         """The momentum encoder too."""
-        super().compile_parts()
-        self.target_encoder.compile()
-        self.target_projection.compile()
+        return [self.encoder, self.target_encoder, self.projection, self.target_projection]
 
     @torch.no_grad()
     def on_step_start(self) -> None:

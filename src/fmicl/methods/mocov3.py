@@ -32,6 +32,7 @@ class MoCoV3(MomentumMethod):
     """
 
     last_norm = True
+    embeds_once = False
 
     def __init__(
         self,
@@ -51,10 +52,9 @@ class MoCoV3(MomentumMethod):
         t = min(1.0, self.step / self.optimisation.total_steps)
         return 1 - (1 - self.initial_momentum) * 0.5 * (1 + math.cos(math.pi * t))
 
-    def compile_parts(self) -> None:
+    def networks(self) -> list[nn.Module]:
         """The predictor too."""
-        super().compile_parts()
-        self.predictor.compile()
+        return [*super().networks(), self.predictor]
 
     def pairs(self, batch: Batch) -> Compared:
         """The mean of both directions: the first view predicts the second one's key, and the other way round."""

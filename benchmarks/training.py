@@ -1,0 +1,220 @@
+"""Where a training step goes: time of its parts, time of an epoch, memory, and the kernels that take longest.
+
+    python benchmarks/training.py --json results/training-h200.json             # the recipe cifar10 on random pictures
+    python benchmarks/training.py --set method=moco objective=infonce --kernels kernels.txt
+
+The parts are timed one by one on the device (CUDA events, median), the step as a whole by the clock, over many steps;
+neither sees the data's content, so random pictures do. The epoch of a real run is in its metrics.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmicl.data import ArraySamples, Batch, Splits, ViewStream
+from fmicl.methods import Method
+from fmicl.recipes import RECIPES, Recipe
+from fmicl.training import build_method, build_recipe_encoder, resolve_precision
+
+IMAGES = 50_000
+
+
+def changed(recipe: Recipe, settings: list[str]) -> Recipe:
+    """The recipe with settings of the form name=value, each of the type that it has."""
+    values: dict[str, Any] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        old = getattr(recipe, name)
+        values[name] = type(old)(value) if isinstance(old, int | float) and not isinstance(old, bool) else value
+    return dataclasses.replace(recipe, **values)
+
+
+class Bench:
+    """One method on one device, and the steps of its training."""
+
+    def __init__(self, recipe: Recipe, device: torch.device, compile: bool) -> None:
+        self.recipe, self.device = recipe, device
+        began = time.monotonic()
+        torch.manual_seed(0)
+        size, channels = recipe.views.size, len(recipe.views.mean)
+        images = torch.randint(256, (IMAGES, channels, size, size), dtype=torch.uint8)
+        splits = Splits(ArraySamples(images), None, None)
+        self.stream = ViewStream(
+            splits.pretrain, recipe.view_pair, recipe.batch_size, seed=0, device=device, compile=compile
+        )
+        self.method: Method = build_method(recipe, build_recipe_encoder(recipe), len(self.stream)).to(device)
+        if device.type == "cuda":
+            self.method.to(memory_format=torch.channels_last)
+            self.method.channels_last = True
+            torch.set_float32_matmul_precision("high")
+        if compile:
+            self.method.compile_parts(device)
+        self.optimizer = self.method.configure_optimizers()
+        self.method.optimizers = lambda *_, **__: self.optimizer  # type: ignore[assignment,method-assign]
+        self.batches = self._forever()
+        for _ in range(3):
+            self.step(next(self.batches))
+        self.synchronise()
+        self.start_up = time.monotonic() - began
+
+    def _forever(self) -> Iterator[Batch]:
+        while True:
+            yield from self.stream
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        half = resolve_precision(self.recipe, self.device) == "bf16-mixed"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def forward(self, batch: Batch) -> Tensor:
+        with self.autocast():
+            return self.method.training_step(batch, 0)["loss"]
+
+    def step(self, batch: Batch) -> None:
+        self.optimizer.zero_grad()
+        self.forward(batch).backward()
+        self.method.on_after_backward()
+        self.optimizer.step()
+
+    def clock(self, run: Callable[[], object], times: int) -> float:
+        """Milliseconds of one of many runs in a row."""
+        for _ in range(3):
+            run()
+        self.synchronise()
+        began = time.perf_counter()
+        for _ in range(times):
+            run()
+        self.synchronise()
+        return (time.perf_counter() - began) / times * 1e3
+
+    def parts(self, times: int) -> dict[str, float]:
+        """Median milliseconds of each part of a step, on the device."""
+        spent: dict[str, list[float]] = {
+            name: [] for name in ("views", "forward and loss", "loss", "backward", "optimiser")
+        }
+        for _ in range(times):
+            marks = [self._mark()]
+            batch = next(self.batches)
+            marks.append(self._mark())
+            self.optimizer.zero_grad()
+            loss = self.forward(batch)
+            marks.append(self._mark())
+            loss.backward()
+            self.method.on_after_backward()
+            marks.append(self._mark())
+            self.optimizer.step()
+            marks.append(self._mark())
+            self.synchronise()
+            durations = [self._between(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+            for name, value in zip(("views", "forward and loss", "backward", "optimiser"), durations, strict=True):
+                spent[name].append(value)
+            spent["loss"].append(self._loss())
+        return {name: round(statistics.median(values), 3) for name, values in spent.items()}
+
+    def _loss(self) -> float:
+        """The objective alone, forward, on embeddings like those of a batch."""
+        shape = (self.recipe.batch_size, self.recipe.dim)
+        x, y = (torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        explicit = {"negatives": self.method.queue} if self.recipe.method == "moco" else {}
+        begin = self._mark()
+        self.method.objective(x, y, **explicit)
+        end = self._mark()
+        self.synchronise()
+        return self._between(begin, end)
+
+    def _mark(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _between(self, first: Any, second: Any) -> float:
+        return float(first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1e3)
+
+    def kernels(self, steps: int = 5) -> list[tuple[float, float, str]]:
+        """(milliseconds a step, times a step, name) of each kernel, the longest first."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+            for _ in range(steps):
+                self.step(next(self.batches))
+            self.synchronise()
+        on_device = [
+            event
+            for event in seen.key_averages()
+            if event.device_type == torch.autograd.DeviceType.CUDA and "#" not in event.key
+        ]
+        rows = [(e.self_device_time_total / steps / 1e3, e.count / steps, e.key) for e in on_device]
+        return sorted(rows, reverse=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="cifar10", choices=[n for n, e in RECIPES.items() if type(e.recipe) is Recipe])
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the recipe to change")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--kernels", type=Path, help="file to write the kernels to, the longest first")
+    parser.add_argument("--json", type=Path, help="file to write all numbers to")
+    parser.add_argument("--commit", default="unknown", help="of the tree")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    recipe = changed(RECIPES[options.recipe].recipe, options.set)
+    bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    step = bench.clock(lambda: bench.step(next(bench.batches)), options.steps)
+    views = bench.clock(lambda: next(bench.batches), options.steps)
+    fixed = next(bench.batches)
+    found: dict[str, Any] = {
+        "command": " ".join(["python", "benchmarks/training.py", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "commit": options.commit,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "recipe": options.recipe,
+        "settings": options.set,
+        "step_ms": round(step, 3),
+        "step_without_views_ms": round(bench.clock(lambda: bench.step(fixed), options.steps), 3),
+        "epoch_s": round(step * len(bench.stream) / 1e3, 3),
+        "parts_ms": bench.parts(max(5, options.steps // 5)),
+        "views_alone_ms": round(views, 3),
+        "views_a_second": round(2 * recipe.batch_size / views * 1e3),
+        "start_up_s": round(bench.start_up, 1),
+        "peak_memory_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2) if device.type == "cuda" else None,
+    }
+    if options.kernels is not None:
+        rows = bench.kernels()
+        found["kernels_ms"] = round(sum(row[0] for row in rows), 3)
+        lines = (f"{ms:.4f} ms  {count:6.1f} x  {name[:150]}" for ms, count, name in rows)
+        options.kernels.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = json.dumps(found, indent=1)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

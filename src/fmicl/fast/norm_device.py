@@ -1,0 +1,207 @@
+"""Triton programs for batch normalisation, ReLU and residual sums: each tensor is read and written once a pass.
+
+A tensor of (N, H, W, C) in memory is a matrix of (M, C) here, M = N H W. With
+
+    mean_c, var_c over the M rows,   xhat = (x - mean) / sqrt(var + eps),   y = relu(w xhat + b + skip)
+
+four passes over memory do a training step: `moments` and `apply` forward, `slopes` and `apply_gradient` backward. Each
+program adds up the rows of its own chunk, and `join_moments` and `join_slopes` add up the chunks: nothing is added
+atomically, so the same input gives the same bits.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _load(pointer, at, there, WHOLE: tl.constexpr):
+    """Values as float32; without a mask where tiles are whole, which lets the loads be wide."""
+    if WHOLE:
+        return tl.load(pointer + at).to(tl.float32)
+    return tl.load(pointer + at, mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(pointer, at, value, there, WHOLE: tl.constexpr):
+    if WHOLE:
+        tl.store(pointer + at, value.to(pointer.dtype.element_ty))
+    else:
+        tl.store(pointer + at, value.to(pointer.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def moments(x, partial, m, c, chunk, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
+    """Mean and sum of squared deviations of each chunk of rows: partial[0, p, :] and partial[1, p, :].
+
+    Sums are taken about the chunk's first row, so that a mean far from 0 takes no digits from the variance.
+    """
+    p = tl.program_id(0)
+    columns = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = columns < c
+    first = p * chunk
+    last = tl.minimum(first + chunk, m)
+    about = tl.load(x + first.to(tl.int64) * c + columns, mask=inside, other=0.0).to(tl.float32)
+    total = tl.zeros((BM, BC), tl.float32)
+    squares = tl.zeros((BM, BC), tl.float32)
+    for start in range(first, last, BM):
+        rows = start + tl.arange(0, BM)
+        there = (rows < last)[:, None] & inside[None, :]
+        at = rows.to(tl.int64)[:, None] * c + columns[None, :]
+        value = _load(x, at, there, WHOLE) - about[None, :]
+        if not WHOLE:
+            value = tl.where(there, value, 0.0)
+        total += value
+        squares += value * value
+    n = (last - first).to(tl.float32)
+    shift = tl.sum(total, axis=0) / n
+    spread = tl.sum(squares, axis=0) - n * shift * shift
+    tl.store(partial + p * c + columns, about + shift, mask=inside)
+    tl.store(partial + (tl.num_programs(0) + p) * c + columns, tl.maximum(spread, 0.0), mask=inside)
+
+
+@triton.jit
+def join_moments(
+    partial, mean, rstd, running_mean, running_var, batches, m, c, chunk, parts, momentum, eps,
+    BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1 / sqrt(var + eps) over all chunks (Chan et al., 1979); running statistics move, the batch counts."""
+    columns = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = columns < c
+    total = tl.zeros((BP, BC), tl.float32)
+    for start in range(0, parts, BP):
+        p = start + tl.arange(0, BP)
+        there = (p < parts)[:, None] & inside[None, :]
+        weight = tl.minimum(chunk, m - p * chunk).to(tl.float32)[:, None] / m
+        total += weight * tl.load(partial + p[:, None] * c + columns[None, :], mask=there, other=0.0)
+    centre = tl.sum(total, axis=0)
+    spread = tl.zeros((BP, BC), tl.float32)
+    for start in range(0, parts, BP):
+        p = start + tl.arange(0, BP)
+        there = (p < parts)[:, None] & inside[None, :]
+        weight = tl.minimum(chunk, m - p * chunk).to(tl.float32)[:, None]
+        at = p[:, None] * c + columns[None, :]
+        off = tl.load(partial + at, mask=there, other=0.0) - centre[None, :]
+        spread += tl.where(there, tl.load(partial + parts * c + at, mask=there, other=0.0) + weight * off * off, 0.0)
+    squares = tl.sum(spread, axis=0)
+    tl.store(mean + columns, centre, mask=inside)
+    tl.store(rstd + columns, 1.0 / tl.sqrt(squares / m + eps), mask=inside)
+    old = tl.load(running_mean + columns, mask=inside, other=0.0)
+    tl.store(running_mean + columns, old + momentum * (centre - old), mask=inside)
+    old = tl.load(running_var + columns, mask=inside, other=0.0)
+    tl.store(running_var + columns, old + momentum * (squares / (m - 1) - old), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit
+def apply(
+    x, skip, y, mean, rstd, weight, bias, m, c,
+    SKIP: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y = relu(w xhat + b + skip). From the last rows to the first: those were read last, and may still be cached."""
+    rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = columns < c
+    there = (rows < m)[:, None] & inside[None, :]
+    at = rows.to(tl.int64)[:, None] * c + columns[None, :]
+    scale = tl.load(weight + columns, mask=inside, other=0.0) * tl.load(rstd + columns, mask=inside, other=0.0)
+    shift = tl.load(bias + columns, mask=inside, other=0.0) - tl.load(mean + columns, mask=inside, other=0.0) * scale
+    value = _load(x, at, there, WHOLE) * scale[None, :] + shift[None, :]
+    if SKIP:
+        value += _load(skip, at, there, WHOLE)
+    if RELU:
+        value = tl.maximum(value, 0.0)
+    _store(y, at, value, there, WHOLE)
+
+
+@triton.jit
+def _incoming(
+    one, two, y, value, scale, shift, at, there,
+    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The gradient at the input of the ReLU: of one or two users of y, where y > 0."""
+    g = _load(one, at, there, WHOLE)
+    if TWO:
+        g += _load(two, at, there, WHOLE)
+    if RELU:
+        if KEPT:  # y holds a residual too, and can't be told from x alone
+            positive = _load(y, at, there, WHOLE) > 0
+        else:
+            positive = value * scale[None, :] + shift[None, :] > 0
+        g = tl.where(positive, g, 0.0)
+    return g
+
+
+@triton.jit
+def slopes(
+    one, two, x, y, sent, mean, rstd, weight, bias, partial, m, c, chunk,
+    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Sums of g and of g xhat over each chunk of rows; g itself is written where a residual branch waits for it."""
+    p = tl.program_id(0)
+    columns = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = columns < c
+    first = p * chunk
+    last = tl.minimum(first + chunk, m)
+    centre = tl.load(mean + columns, mask=inside, other=0.0)
+    factor = tl.load(rstd + columns, mask=inside, other=0.0)
+    scale = tl.load(weight + columns, mask=inside, other=0.0) * factor
+    shift = tl.load(bias + columns, mask=inside, other=0.0) - centre * scale
+    total = tl.zeros((BM, BC), tl.float32)
+    product = tl.zeros((BM, BC), tl.float32)
+    for start in range(first, last, BM):
+        rows = start + tl.arange(0, BM)
+        there = (rows < last)[:, None] & inside[None, :]
+        at = rows.to(tl.int64)[:, None] * c + columns[None, :]
+        value = _load(x, at, there, WHOLE)
+        g = _incoming(one, two, y, value, scale, shift, at, there, TWO, RELU, KEPT, WHOLE)
+        if SENT:
+            _store(sent, at, g, there, WHOLE)
+        total += g
+        product += g * (value - centre[None, :])
+    tl.store(partial + p * c + columns, tl.sum(total, axis=0), mask=inside)
+    tl.store(partial + (tl.num_programs(0) + p) * c + columns, tl.sum(product, axis=0) * factor, mask=inside)
+
+
+@triton.jit
+def join_slopes(partial, grad_bias, grad_weight, c, parts, BP: tl.constexpr, BC: tl.constexpr):
+    """The sums over all chunks: the gradients of bias and weight."""
+    columns = tl.program_id(0) * BC + tl.arange(0, BC)
+    inside = columns < c
+    total = tl.zeros((BP, BC), tl.float32)
+    product = tl.zeros((BP, BC), tl.float32)
+    for start in range(0, parts, BP):
+        p = start + tl.arange(0, BP)
+        there = (p < parts)[:, None] & inside[None, :]
+        at = p[:, None] * c + columns[None, :]
+        total += tl.load(partial + at, mask=there, other=0.0)
+        product += tl.load(partial + parts * c + at, mask=there, other=0.0)
+    tl.store(grad_bias + columns, tl.sum(total, axis=0), mask=inside)
+    tl.store(grad_weight + columns, tl.sum(product, axis=0), mask=inside)
+
+
+@triton.jit
+def apply_gradient(
+    one, two, x, grad, mean, rstd, weight, bias, grad_bias, grad_weight, m, c,
+    TWO: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dx = w rstd (g - mean(g) - xhat mean(g xhat))."""
+    rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
+    columns = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = columns < c
+    there = (rows < m)[:, None] & inside[None, :]
+    at = rows.to(tl.int64)[:, None] * c + columns[None, :]
+    centre = tl.load(mean + columns, mask=inside, other=0.0)
+    factor = tl.load(rstd + columns, mask=inside, other=0.0)
+    scale = tl.load(weight + columns, mask=inside, other=0.0) * factor
+    shift = tl.load(bias + columns, mask=inside, other=0.0) - centre * scale
+    value = _load(x, at, there, WHOLE)
+    g = _incoming(one, two, x, value, scale, shift, at, there, TWO, RELU, False, WHOLE)
+    level = tl.load(grad_bias + columns, mask=inside, other=0.0) / m
+    slope = tl.load(grad_weight + columns, mask=inside, other=0.0) / m * factor
+    result = scale[None, :] * (g - level[None, :] - (value - centre[None, :]) * slope[None, :])
+    _store(grad, at, result, there, WHOLE)

@@ -1,0 +1,60 @@
+"""Views by one kernel against the same views by separate operations, in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from fmicl.augment import ViewMaker
+from fmicl.augment.fused import fused_views
+from fmicl.views import Views
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GREY = Views(size=8, grey=0.0, mean=(0.3,), std=(0.4,))
+FAMILIES = {
+    "CIFAR-10": (Views(size=32), 3, 32, 32),
+    "all operations": (Views(size=24, blur=0.7, solarise=0.6, grey=0.5), 3, 32, 32),
+    "another size and shape": (Views(size=20, crop_scale=(0.05, 0.4)), 3, 17, 40),
+    "larger than the image": (Views(size=48, hue=0.0), 3, 20, 20),
+    "no jitter": (Views(size=32, jitter=0.0, grey=0.0), 3, 32, 32),
+    "one channel": (GREY, 1, 8, 8),
+    "one channel as three": (Views(size=16, blur=0.5), 1, 16, 16),
+    "no crop fits": (Views(size=16, crop_scale=(0.9, 1.0), crop_ratio=(3.0, 4.0)), 3, 16, 32),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_kernel_makes_the_same_views(name: str) -> None:
+    views, channels, height, width = FAMILIES[name]
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(256, (7, channels, height, width), generator=generator, dtype=torch.uint8).to(DEVICE)
+    index = torch.tensor([0, 3, 3, 6, 1, 5], device=DEVICE)
+    maker = ViewMaker(views)
+    uniforms = maker.uniforms(len(index), generator, DEVICE)
+    expected = maker.apply(images[index], maker.parameters(uniforms, height, width))
+    made = fused_views(views, images, index, uniforms)
+    assert made.shape == expected.shape
+    # A grey level that is rounded down is one lower where rounding errors take it across a whole number.
+    assert (made - expected).abs().max() < 0.05
+    assert (made - expected).abs().mean() < 1e-4
+    assert made.stride(1) == 1, "the channels are last in memory, as convolutions like them"
+
+
+def test_each_random_number_has_its_place() -> None:
+    """With one probability at 1 and the others at 0, the kernel does just this one thing."""
+    still = Views(size=16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)
+    still = dataclasses.replace(still, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    images = torch.randint(256, (1, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).to(DEVICE)
+    index, uniforms = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1, 36), 0.5, device=DEVICE)
+
+    def made(**changes: float) -> torch.Tensor:
+        return fused_views(dataclasses.replace(still, **changes), images, index, uniforms)
+
+    plain = images.float()
+    torch.testing.assert_close(made(), plain, atol=1e-3, rtol=0)
+    torch.testing.assert_close(made(flip=1.0), plain.flip(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(made(solarise=1.0), torch.minimum(plain, 255 - plain), atol=1e-3, rtol=0)
+    luma = (plain * torch.tensor([0.2989, 0.587, 0.114], device=DEVICE).view(3, 1, 1)).sum(1, keepdim=True)
+    torch.testing.assert_close(made(grey=1.0), luma.expand_as(plain), atol=1e-2, rtol=0)

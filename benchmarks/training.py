@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import json
 import platform
 import statistics
@@ -122,7 +123,7 @@ class Bench:
             self.optimizer.step()
             marks.append(self._mark())
             self.synchronise()
-            durations = [self._between(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+            durations = [self._between(a, b) for a, b in itertools.pairwise(marks)]
             for name, value in zip(("views", "forward and loss", "backward", "optimiser"), durations, strict=True):
                 spent[name].append(value)
             spent["loss"].append(self._loss())
@@ -158,9 +159,7 @@ class Bench:
                 self.step(next(self.batches))
             self.synchronise()
         on_device = [
-            event
-            for event in seen.key_averages()
-            if event.device_type == torch.autograd.DeviceType.CUDA and "#" not in event.key
+            event for event in seen.key_averages() if str(event.device_type).endswith("CUDA") and "#" not in event.key
         ]
         rows = [(e.self_device_time_total / steps / 1e3, e.count / steps, e.key) for e in on_device]
         return sorted(rows, reverse=True)
@@ -168,7 +167,8 @@ class Bench:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="cifar10", choices=[n for n, e in RECIPES.items() if type(e.recipe) is Recipe])
+    names = [name for name, entry in RECIPES.items() if type(entry.recipe) is Recipe]
+    parser.add_argument("--recipe", default="cifar10", choices=names)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the recipe to change")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--no-compile", action="store_true")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -46,10 +47,12 @@ def test_each_random_number_has_its_place() -> None:
     """With one probability at 1 and the others at 0, the kernel does just this one thing."""
     still = Views(size=16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)
     still = dataclasses.replace(still, mean=(0.0,) * 3, std=(1 / 255,) * 3)
-    images = torch.randint(256, (1, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).to(DEVICE)
+    images = torch.randint(256, (1, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).to(
+        DEVICE
+    )
     index, uniforms = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1, 36), 0.5, device=DEVICE)
 
-    def made(**changes: float) -> torch.Tensor:
+    def made(**changes: Any) -> torch.Tensor:
         return fused_views(dataclasses.replace(still, **changes), images, index, uniforms)
 
     plain = images.float()

@@ -510,3 +510,31 @@ class TestRobust:
     def test_bad_settings_are_refused_when_made(self, make: Callable[[], torch.nn.Module], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             make()
+
+
+@pytest.mark.parametrize("negatives", ["anchor", "cross", "both"])
+@pytest.mark.parametrize("name", ["fmicl", "infonce", "align_uniform", "spectral"])
+def test_bfloat16_rows_on_the_sphere_are_taken_as_they_are(name: str, negatives: functional.Negatives) -> None:
+    """No copy in float32, but float32's accuracy: the loss of the rounded rows, and a gradient in their own type."""
+    losses: dict[str, Callable[..., Tensor]] = {
+        "fmicl": functional.fmicl_loss,
+        "infonce": functional.infonce_loss,
+        "align_uniform": functional.align_uniform_loss,
+        "spectral": functional.spectral_contrastive_loss,
+    }
+    generator = torch.Generator().manual_seed(3)
+    x = F.normalize(torch.randn(12, 5, generator=generator), dim=-1)
+    rows = [x.bfloat16(), F.normalize(x + 0.1 * torch.randn(12, 5, generator=generator), dim=-1).bfloat16()]
+    leaves = [value.clone().requires_grad_() for value in rows]
+    seen = losses[name](*leaves, negatives=negatives, normalised=True)
+    exact = [value.double().requires_grad_() for value in rows]
+    expected = losses[name](*exact, negatives=negatives, normalised=True)
+    assert seen.dtype == torch.float32
+    torch.testing.assert_close(seen.double(), expected, rtol=1e-5, atol=1e-5)
+    seen.backward()
+    expected.backward()
+    for leaf, true in zip(leaves, exact, strict=True):
+        assert leaf.grad is not None
+        assert true.grad is not None
+        assert leaf.grad.dtype == torch.bfloat16
+        assert float((leaf.grad.double() - true.grad).norm()) <= 6e-3 * float(true.grad.norm())

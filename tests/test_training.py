@@ -349,8 +349,8 @@ def test_compile_on_trains_compiled_parts(tmp_path: Path, monkeypatch: pytest.Mo
     compiled: list[str] = []
     original = Method.compile_parts
 
-    def compile_parts(self: Method) -> None:
-        original(self)
+    def compile_parts(self: Method, device: torch.device, *, alone: bool = True) -> None:
+        original(self, device, alone=alone)
         compiled.extend(name for name, part in self.named_children() if part._compiled_call_impl is not None)
 
     monkeypatch.setattr(Method, "compile_parts", compile_parts)

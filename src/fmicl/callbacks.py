@@ -12,6 +12,7 @@ import csv
 import math
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +144,8 @@ class Recorder(Callback):
         self.run, self.batches_per_epoch = run, batches_per_epoch
         self.monitor, self.monitor_every = monitor, monitor_every
         self.certificate, self.say = certificate, say
+        # Of a step's loss: to look at one makes the device wait, so not more often than some times an epoch.
+        self.write_every = max(10, batches_per_epoch // 4)
         self.rows: list[dict[str, float | None]] = []
         self.seconds = 0.0  # of the epoch under way, before the last start
         self._sum: Tensor | None = None
@@ -150,9 +153,12 @@ class Recorder(Callback):
         self._collapsed = False
         self._since = 0.0
         self._writer: Any = None
+        self._measuring = ThreadPoolExecutor(max_workers=1)
+        self._row: Future[dict[str, float | None]] | None = None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold for the record to go on as if nothing had happened."""
+        self.finish_row()
         loss = self._carried + (0.0 if self._sum is None else float(self._sum))
         return {"rows": self.rows, "loss": loss, "seconds": self.seconds + time.monotonic() - self._since}
 
@@ -185,9 +191,11 @@ class Recorder(Callback):
         loss = outputs["loss"].detach() * pl_module.optimisation.accumulate
         loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
-        if self._writer is not None and pl_module.batches % 10 == 0:
+        if self._writer is not None and pl_module.batches % self.write_every == 0:
             self._writer.add_scalar("batch/loss", float(loss), pl_module.step)
             self._writer.add_scalar("batch/learning_rate", trainer.optimizers[0].param_groups[0]["lr"], pl_module.step)
+        if self._row is not None and self._row.done():
+            self.finish_row()
         if pl_module.batches % self.batches_per_epoch == 0:
             self._end_epoch(trainer, pl_module, outputs)
 
@@ -196,32 +204,54 @@ class Recorder(Callback):
         mean = torch.as_tensor((self._carried + self._sum) / self.batches_per_epoch)
         mean = trainer.strategy.reduce(mean, reduce_op="mean")
         if self.run is not None:
-            self._add_row(method, outputs, float(mean), trainer.optimizers[0].param_groups[0]["lr"])
+            self._begin_row(method, outputs, mean, trainer.optimizers[0].param_groups[0]["lr"])
         self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
 
-    @torch.no_grad()
-    def _add_row(self, method: Method, outputs: dict[str, Tensor], loss: float, learning_rate: float) -> None:
-        epoch = method.batches // self.batches_per_epoch
-        x, y = (F.normalize(outputs[name].float(), dim=1) for name in ("first", "second"))
-        rank = float(analysis.effective_rank(x))
-        terms = outputs["terms"].tolist() if "terms" in outputs else (None, None)
+    def _begin_row(self, method: Method, outputs: dict[str, Tensor], loss: Tensor, learning_rate: float) -> None:
+        """Measure the last batch's embeddings: on the CPU, while a GPU goes on; it would wait a tenth of a second."""
+        self.finish_row()
+        epoch, step = method.batches // self.batches_per_epoch, method.step
         seconds = self.seconds + time.monotonic() - self._since
         knn = None
         if self.monitor and self.monitor_every and epoch % self.monitor_every == 0:
             knn = self.monitor(method.encoder)
-        values = (
-            epoch, method.step, loss, float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
-            learning_rate, knn, rank, round(seconds, 3), *terms,
-        )  # fmt: skip
-        row = dict(zip(COLUMNS, values, strict=True))
+        wanted = [loss.detach(), *(outputs[name].detach() for name in ("first", "second", "terms") if name in outputs)]
+        on_gpu = wanted[1].device.type == "cuda"
+        copies = [_to_cpu(value) for value in wanted]
+        copied = torch.cuda.Event() if on_gpu else None
+        if copied is not None:
+            copied.record()
+
+        def measure() -> dict[str, float | None]:
+            if copied is not None:
+                copied.synchronize()
+            mean, first, second, *terms = copies
+            x, y = F.normalize(first.float(), dim=1), F.normalize(second.float(), dim=1)
+            summands = terms[0].tolist() if terms else (None, None)
+            values = (
+                epoch, step, float(mean), float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
+                learning_rate, knn, float(analysis.effective_rank(x)), round(seconds, 3), *summands,
+            )  # fmt: skip
+            return dict(zip(COLUMNS, values, strict=True))
+
+        self._row = self._measuring.submit(measure)
+        if not on_gpu:
+            self.finish_row()
+
+    def finish_row(self) -> None:
+        """Write the row that is being measured, if there is one."""
+        if self._row is None:
+            return
+        row, self._row = self._row.result(), None
         self.rows.append(row)
         self._write_rows()
         for name, value in row.items():
             if value is not None and name not in ("epoch", "step"):
-                self._writer.add_scalar(f"epoch/{name}", value, method.step)
-        self._warn_of_collapse(rank, epoch)
+                self._writer.add_scalar(f"epoch/{name}", value, row["step"])
+        assert row["effective_rank"] is not None
+        self._warn_of_collapse(row["effective_rank"], row["epoch"])
 
-    def _warn_of_collapse(self, rank: float, epoch: int) -> None:
+    def _warn_of_collapse(self, rank: float, epoch: float | None) -> None:
         collapsed = rank < COLLAPSED
         if collapsed and not self._collapsed:
             self.say(
@@ -241,9 +271,18 @@ class Recorder(Callback):
             writer.writerows(self.rows)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Close TensorBoard."""
+        """Write what is still to be written, and close TensorBoard."""
         if self._writer is not None:
+            self.finish_row()
             self._writer.close()
+        self._measuring.shutdown()
+
+
+def _to_cpu(value: Tensor) -> Tensor:
+    """A copy on the CPU that may still be on its way: into pinned memory, which doesn't make the GPU wait."""
+    if value.device.type != "cuda":
+        return value.detach().cpu()
+    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
 
 
 class Checkpoints(Callback):

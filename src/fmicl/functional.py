@@ -178,14 +178,14 @@ def fmicl_terms(
 
 def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["optimal"] | None) -> Terms:
     """The two terms of f-MICL on a batch that is ready, whatever its negatives are."""
-    alignment = -pairs.mean_of_rows(critic.score(critic.pairs(pairs.x, pairs.y)))
+    alignment = -pairs.mean_of_rows(critic.score(critic.at_distance(pairs.squared_distances())))
     if shift is None:
         return Terms(alignment, alpha * pairs.mean(critic))
     if isinstance(critic.divergence, KL):
         # v* = log(alpha E[e^(T-1)]), at which alpha E[f*(T - v*)] = 1
         constant = critic.offset - (1.0 if critic.free else 0.0)
         return Terms(alignment, math.log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale))
-    v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.x.dtype).eps)
+    v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)
     uniformity = v + alpha * pairs.mean(ShiftedCritic(critic, v))
     why = f"the gradient of shift='optimal' holds v fixed; only {KL.name} has it in closed form"
     return Terms(alignment, differentiable_once(uniformity, why))
@@ -228,7 +228,7 @@ def infonce_loss(
     require_positive("temperature", temperature)
     pairs = Pairs.prepare(x, y, negatives, **options)
     scale = 1 / temperature
-    positive = scale - scale / 2 * (pairs.x - pairs.y).square().sum(dim=-1)
+    positive = scale - scale / 2 * pairs.squared_distances()
     rows = pairs.row_logsumexp(scale)
     if isinstance(negatives, str) and negatives == "both":
         within_x, within_y, x_to_y, y_to_x = rows
@@ -278,11 +278,10 @@ def align_uniform_loss(
     require_positive("weight", weight)
     require_power(power)
     pairs = Pairs.prepare(x, y, negatives, **options)
-    difference = pairs.x - pairs.y
     if power == 2:
-        distance = difference.square().sum(dim=-1)
+        distance = pairs.squared_distances()
     else:
-        distance = torch.linalg.vector_norm(difference, dim=-1).pow(power)
+        distance = torch.linalg.vector_norm(pairs.x.to(pairs.dtype) - pairs.y.to(pairs.dtype), dim=-1).pow(power)
     return pairs.mean_of_rows(distance) + weight * (pairs.log_mean_exp(2 * gamma) - 2 * gamma)
 
 
@@ -317,7 +316,7 @@ def spectral_contrastive_loss(
     """
     require_positive("mu", mu)
     pairs = Pairs.prepare(x, y, negatives, **options)
-    alignment = -2 * mu * pairs.mean_of_rows((pairs.x * pairs.y).sum(dim=-1))
+    alignment = -2 * mu * pairs.mean_of_rows((pairs.x.to(pairs.dtype) * pairs.y.to(pairs.dtype)).sum(dim=-1))
     return alignment + pairs.mean(Square(mu))
 
 

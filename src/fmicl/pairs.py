@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fmicl.similarities import Critic
 
 __all__ = ["Options", "Pairs", "check_options", "normalise"]
 
+_PART = 2**14  # rows that are widened at a time
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
 
@@ -74,7 +75,7 @@ class Pairs:
     """Two views on the unit sphere and their negatives.
 
     Attributes:
-        x: first view, (N, d), of unit length, float32 or float64.
+        x: first view, (N, d), of unit length: float32 or float64, or bfloat16 if it came so and that will do.
         y: second view, likewise.
         blocks: the negatives.
         world: the processes whose rows make the batch.
@@ -91,7 +92,9 @@ class Pairs:
 
     @classmethod
     def prepare(cls, x: Tensor, y: Tensor, negatives: Negatives | Tensor, **options: Unpack[Options]) -> Pairs:
-        """Check the input, widen half precision, put it onto the sphere and lay out the negatives.
+        """Check the input, put it onto the sphere and lay out the negatives.
+
+        Half precision is widened, unless it lies on the sphere already and `fast` will do: then no copy is made.
 
         Raises:
             ValueError: if the input can't be a batch of two views; it names what was seen.
@@ -109,15 +112,28 @@ class Pairs:
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
-        dtype = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
-        ready = [value.to(dtype) for value in named]
-        if not options.get("normalised", False):
-            ready = [normalise(value) for value in ready]
         precision = options.get("precision", "auto")
         half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
-        blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
         fast = precision == "fast" or (precision == "auto" and half)
+        as_it_is = fast and options.get("normalised", False) and all(v.dtype == torch.bfloat16 for v in named)
+        widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
+        ready = named if as_it_is else [value.to(widest) for value in named]
+        if not options.get("normalised", False):
+            ready = [normalise(value) for value in ready]
+        blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
         return cls(ready[0], ready[1], blocks, world, options.get("kernel", "auto"), fast)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which everything but the products is computed."""
+        return torch.promote_types(self.x.dtype, torch.float32)
+
+    def squared_distances(self) -> Tensor:
+        """|x_i - y_i|^2 of the two views of each sample, (N,)."""
+        if self.x.dtype == self.dtype:
+            return (self.x - self.y).square().sum(dim=-1)
+        distances: Tensor = _SquaredDistances.apply(self.x, self.y)
+        return distances
 
     def detached(self) -> Pairs:
         """The same batch, with no gradient to compute."""
@@ -149,7 +165,7 @@ class Pairs:
 
     def log_mean_exp(self, scale: float) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each."""
-        if 2 * scale <= _EXPONENT_RANGE[self.x.dtype]:
+        if 2 * scale <= _EXPONENT_RANGE[self.dtype]:
             # no term underflows: one pass gives value and gradient
             return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
         totals = [
@@ -177,6 +193,23 @@ class Pairs:
         return kernels.row_logsumexp(
             block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
         )
+
+
+class _SquaredDistances(torch.autograd.Function):
+    """Of rows in half precision, in float32 and without a copy of them all: some thousand rows at a time."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        parts = zip(x.split(_PART), y.split(_PART), strict=True)
+        return torch.cat([(a.float() - b.float()).square().sum(dim=-1) for a, b in parts])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = ctx.saved_tensors
+        parts = zip(x.split(_PART), y.split(_PART), grad.split(_PART), strict=True)
+        slope = torch.cat([(2 * g.unsqueeze(-1) * (a.float() - b.float())).to(x.dtype) for a, b, g in parts])
+        return slope, -slope
 
 
 def normalise(x: Tensor) -> Tensor:

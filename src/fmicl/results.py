@@ -140,9 +140,13 @@ def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callabl
     if train is None or test is None:
         return None
 
+    half = device.type == "cuda" and recipe.precision != "32" and torch.cuda.is_bf16_supported()
+
     def accuracy(encoder: nn.Module) -> float:
-        x, labels = _features(encoder, train, recipe, device)
-        y, answers = _features(encoder, test, recipe, device)
+        # As in training; the evaluation after it is in 32 bit.
+        with torch.autocast(device.type, torch.bfloat16, enabled=half):
+            x, labels = _features(encoder, train, recipe, device)
+            y, answers = _features(encoder, test, recipe, device)
         assert labels is not None
         assert answers is not None
         return knn_accuracy(x, labels, y, answers, k=min(recipe.k, len(x)))

@@ -51,7 +51,11 @@ class Critic:
 
         By the squared distance, since 1 - c = |x - y|^2 / 2 loses no digits for pairs that are close.
         """
-        return (self.offset + self.scale) - self.scale / 2 * (x - y).square().sum(dim=-1)
+        return self.at_distance((x - y).square().sum(dim=-1))
+
+    def at_distance(self, squared: Tensor) -> Tensor:
+        """z of two points of the sphere at this squared distance."""
+        return (self.offset + self.scale) - self.scale / 2 * squared
 
     def score(self, z: Tensor) -> Tensor:
         """T(z), what a positive pair earns."""

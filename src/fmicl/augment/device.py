@@ -4,7 +4,6 @@ It computes what `fmicl.augment.maker` and `fmicl.augment.operations` compute, a
 image stays in registers from the crop to the normalisation, where separate operations would go through memory.
 """
 
-# mypy: ignore-errors
 from __future__ import annotations
 
 import triton
@@ -76,7 +75,7 @@ def _clamp(x):
 @triton.jit
 def views(
     images, index, uniforms, result, height, width, size,
-    scale_low, scale_high, ratio_low, ratio_high, log_low, log_high, centre_height, centre_width,
+    scale_low, scale_high, log_low, log_high, centre_height, centre_width,
     flip_p, jitter_p, brightness, contrast, saturation, hue_range, grey_p, blur_p, sigma_low, sigma_high, radius,
     solarise_p, gain_0, gain_1, gain_2, offset_0, offset_1, offset_2,
     NUMBERS: tl.constexpr, CHANNELS: tl.constexpr, OUT: tl.constexpr, JITTER: tl.constexpr, HUE: tl.constexpr,

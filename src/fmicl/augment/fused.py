@@ -52,7 +52,7 @@ def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -
     strengths = (views.brightness, views.contrast, views.saturation, views.hue)
     device.views[(n,)](
         images, index.contiguous(), uniforms.contiguous(), result, height, width, size,
-        *views.crop_scale, low, high, math.log(low), math.log(high), centre_height, centre_width,
+        *views.crop_scale, math.log(low), math.log(high), centre_height, centre_width,
         views.flip, views.jitter, *strengths, views.grey, views.blur, *views.blur_sigma, views.kernel_size // 2,
         views.solarise, *(gain * 3)[:3], *(offset * 3)[:3],
         NUMBERS=NUMBERS, CHANNELS=channels, OUT=out, JITTER=views.jitter > 0 and max(strengths) > 0,

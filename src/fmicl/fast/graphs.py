@@ -1,4 +1,4 @@
-"""CUDA graphs: a network's kernels are recorded once and then started all at once.
+"""CUDA graphs: the kernels of a step are recorded once and then started all at once.
 
 A step of a small network has hundreds of kernels of some microseconds each, and Python takes longer to ask for one than
 the GPU to run it. A recorded graph needs no Python.
@@ -6,54 +6,72 @@ the GPU to run it. A recorded graph needs no Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 __all__ = ["Recorded", "record"]
 
+Function = Callable[..., tuple[Tensor, ...]]
+
 
 class Recorded:
-    """A network that has been recorded for one shape of input; others run as they always do.
+    """A function that has been recorded for inputs of one kind; others go through the function itself.
 
     Args:
-        run: the recorded network.
-        usual: the network as it is.
-        shape: of the input that it was recorded for.
-        dtype: of that input.
+        run: what was recorded.
+        usual: the function as it is.
+        inputs: such as it was recorded for.
     """
 
-    def __init__(
-        self, run: Callable[[Tensor], Tensor], usual: Callable[[Tensor], Tensor], shape: torch.Size, dtype: torch.dtype
-    ) -> None:
-        self.run, self.usual, self.shape, self.dtype = run, usual, shape, dtype
+    def __init__(self, run: Function, usual: Function, inputs: Sequence[Tensor]) -> None:
+        self.run, self.usual = run, usual
+        self.kind = [(value.shape, value.dtype) for value in inputs]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The network's output, which the next call overwrites."""
-        same = x.shape == self.shape and x.dtype == self.dtype
-        return self.run(x) if same else self.usual(x)
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The function's results, which the next call overwrites."""
+        same = self.kind == [(value.shape, value.dtype) for value in inputs]
+        return self.run(*inputs) if same else self.usual(*inputs)
 
 
-def record(modules: list[nn.Module], x: Tensor) -> Recorded:
-    """Record modules that are called one after the other, forward and backward, for inputs like x.
+class _Whole(nn.Module):
+    """A function together with the modules whose parameters it uses."""
+
+    def __init__(self, function: Function, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(modules)
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        return self.function(*inputs)
+
+
+def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) -> Recorded:
+    """Record a function of tensors, forward and backward, for inputs like these.
 
     What the modules hold (running statistics, say) is put back to what it was before. Gradients of parameters are in
-    memory that belongs to the graph and is overwritten by its next run: whoever adds up gradients of several batches
-    must not record. The same holds for a network that is run twice before its backward pass.
+    memory that belongs to the graph and is overwritten by its next run: whoever adds up the gradients of several
+    batches must not record.
 
     Args:
-        modules: in training mode, on a CUDA device.
-        x: an input; its values don't matter.
+        function: gives a tuple of tensors; it may look at no values on the CPU.
+        modules: those whose parameters and buffers it uses, in training mode on a CUDA device.
+        inputs: their values don't matter.
     """
-    chain = nn.Sequential(*modules).train()
-    before = [buffer.clone() for buffer in chain.buffers()]
+    whole = _Whole(function, modules).train()
+    before = [buffer.clone() for buffer in whole.buffers()]
     dtype = torch.get_autocast_dtype("cuda")
-    # Inside a graph a weight that was converted once and kept would be one from the time of recording.
-    with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
-        usual = chain.forward
-        run = torch.cuda.make_graphed_callables(chain, (x.detach().clone(memory_format=torch.preserve_format),))
+    samples = tuple(value.detach().clone(memory_format=torch.preserve_format) for value in inputs)
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)  # recording is on a stream of its own
+    try:
+        # Inside a graph a weight that was converted once and kept would be one from the time of recording.
+        with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
+            run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
+    finally:
+        torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(True)
     with torch.no_grad():
-        for buffer, value in zip(chain.buffers(), before, strict=True):
+        for buffer, value in zip(whole.buffers(), before, strict=True):
             buffer.copy_(value)
-    return Recorded(run, usual, x.shape, x.dtype)
+    return Recorded(run, function, inputs)

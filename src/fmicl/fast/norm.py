@@ -110,9 +110,7 @@ class _Normalise(torch.autograd.Function):
             one, two, x, x if y is None else y, x if sent is None else sent, mean, rstd, weight, bias, partial,
             m, c, chunk, TWO=several, RELU=ctx.relu, KEPT=y is not None, SENT=sent is not None, **whole,
         )  # fmt: skip
-        device.join_slopes[(-(-c // _JOINED),)](
-            partial, sums[0], sums[1], c, parts, BP=512, BC=_JOINED, num_warps=4
-        )
+        device.join_slopes[(-(-c // _JOINED),)](partial, sums[0], sums[1], c, parts, BP=512, BC=_JOINED, num_warps=4)
         grad = torch.empty_like(x)
         source = one if sent is None else sent
         device.apply_gradient[(-(-m // _ROWS), columns)](

@@ -9,7 +9,6 @@ program adds up the rows of its own chunk, and `join_moments` and `join_slopes` 
 atomically, so the same input gives the same bits.
 """
 
-# mypy: ignore-errors
 from __future__ import annotations
 
 import triton
@@ -46,7 +45,7 @@ def moments(x, partial, m, c, chunk, WHOLE: tl.constexpr, BM: tl.constexpr, BC: 
     about = tl.load(x + first.to(tl.int64) * c + columns, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((BM, BC), tl.float32)
     squares = tl.zeros((BM, BC), tl.float32)
-    for start in range(first, last, BM):
+    for start in tl.range(first, last, BM, num_stages=3):
         rows = start + tl.arange(0, BM)
         there = (rows < last)[:, None] & inside[None, :]
         at = rows.to(tl.int64)[:, None] * c + columns[None, :]
@@ -153,7 +152,7 @@ def slopes(
     shift = tl.load(bias + columns, mask=inside, other=0.0) - centre * scale
     total = tl.zeros((BM, BC), tl.float32)
     product = tl.zeros((BM, BC), tl.float32)
-    for start in range(first, last, BM):
+    for start in tl.range(first, last, BM, num_stages=3):
         rows = start + tl.arange(0, BM)
         there = (rows < last)[:, None] & inside[None, :]
         at = rows.to(tl.int64)[:, None] * c + columns[None, :]

@@ -38,7 +38,7 @@ def speed_up(model: nn.Module) -> None:
     """
     if not suits(model):
         raise ValueError(f"{type(model).__name__} is not a plain ResNet of timm's")
-    model.forward = functools.partial(_forward, model, model.forward)  # type: ignore[method-assign]
+    model.forward = functools.partial(_forward, model, model.forward)
 
 
 def _forward(model: Any, usual: Any, images: Tensor) -> Tensor:
@@ -110,9 +110,7 @@ def _plain_block(block: Any) -> bool:
 
 
 def _plain_norm(norm: object) -> bool:
-    from timm.layers import BatchNormAct2d
-
-    if isinstance(norm, BatchNormAct2d) or type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
-        return False
+    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
+        return False  # timm's own, which hold their activation, are subclasses
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
     return norm.affine and norm.track_running_stats and norm.momentum is not None

@@ -1,6 +1,5 @@
 """Triton programs for a convolution of few input channels, whose patches are short enough to be gathered as they go."""
 
-# mypy: ignore-errors
 from __future__ import annotations
 
 import triton
@@ -33,9 +32,7 @@ def convolve(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     there, inside = rows < m, columns < outputs
-    patches = _patches(
-        images, rows, there, height, width, out_height, out_width, stride, padding, CHANNELS, KERNEL, BK
-    )
+    patches = _patches(images, rows, there, height, width, out_height, out_width, stride, padding, CHANNELS, KERNEL, BK)
     factor = tl.load(weight + tl.arange(0, BK)[:, None] * outputs + columns[None, :], mask=inside[None, :], other=0.0)
     value = tl.dot(patches, factor, input_precision="ieee")
     at = rows.to(tl.int64)[:, None] * outputs + columns[None, :]

@@ -75,6 +75,8 @@ def pair_sum(
     """
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, function, fast)
+    if backend is None or backend is tiled:
+        x, other = _wide(x), None if other is None else _wide(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
         return reference.pair_sum(x, columns, function, None if skip is None else skip + world.first)
@@ -101,10 +103,17 @@ def row_logsumexp(
     """
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, None, fast)
+    if backend is None or backend is tiled:
+        x, other = _wide(x), None if other is None else _wide(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
         return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first)
     return autograd.row_logsumexp(x, other, scale, skip, backend, world)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32 at least: these kernels compute in the type that they get."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def require_kernel(kernel: str, precision: str) -> None:

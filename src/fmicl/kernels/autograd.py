@@ -80,6 +80,10 @@ class _PairSum(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
+def _wide(rows: Tensor) -> Tensor:
+    return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
+
+
 def _over_columns(
     rows: Tensor,
     columns: Tensor,
@@ -93,6 +97,8 @@ def _over_columns(
     """Rows of this process against columns of all; mirrored where columns play the part of the rows in `skip`."""
     total: Tensor | None = None
     grad: Tensor | None = None
+    if world.size > 1:
+        rows = _wide(rows)  # so that the shares of all processes' columns are added in float32
     for part, first in travel(columns, world):
         signed = None if skip is None else (-skip if mirrored else skip)
         value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
@@ -131,6 +137,8 @@ class _RowLogSumExp(torch.autograd.Function):
 
         def gradient(rows: Tensor, columns: Tensor, as_row: bool, as_column: bool, signed: int | None) -> Tensor:
             total: Tensor | None = None
+            if world.size > 1:
+                rows = _wide(rows)
             for part, first in travel(columns, world):
                 others = None
                 if as_column:

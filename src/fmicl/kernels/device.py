@@ -271,7 +271,7 @@ def accumulate_product(
     """out += gain * weights factor for one tile of out, or with the weights transposed."""
     accumulator = tl.zeros((BM, BN), tl.float32)
     for start in range(0, depth, BK):
-        if TRANSPOSED:  # noqa: SIM108
+        if TRANSPOSED:
             w = tl.trans(weights_desc.load([start, block * BM]))
         else:
             w = weights_desc.load([block * BM, start])

@@ -148,11 +148,13 @@ class TritonBackend:
     ) -> tuple[Tensor, Tensor | None]:
         """Sums and gradient up to gain and constant; columns=None is x itself."""
         width = x.shape[1]
+        # A gradient that ends as bfloat16 is written as such; float16 would overflow before it is scaled.
+        dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         x = self._operand(x)
         other = x if columns is None else self._operand(columns)
         shape = self._fused_shape(len(x), x.shape[1], lowered.kind)
         if shape is not None:
-            total, grad = self._fused(shape, x, other, lowered, skip, gradient, rows, others)
+            total, grad = self._fused(shape, x, other, lowered, skip, gradient, rows, others, dtype)
         else:
             total, grad = self._two_steps(x, other, lowered, skip, gradient, columns is None, rows, others)
         return total, grad if grad is None or grad.shape[1] == width else grad[:, :width]
@@ -186,13 +188,15 @@ class TritonBackend:
         gradient: bool,
         rows: Normaliser | None,
         others: Normaliser | None,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor | None]:
+        """Tiles of rows with their gradient in registers; `dtype` is the gradient's."""
         n, m, d = len(x), len(columns), x.shape[1]
         padded = 1 << (d - 1).bit_length()
         blocks = _blocks(n, shape.rows)
         parts, share = _split(blocks, m, shape.columns, x.device)
         total = torch.empty(parts, n, dtype=torch.float32, device=x.device)
-        grad = torch.empty(parts, n, d, dtype=torch.float32, device=x.device) if gradient else total
+        grad = torch.empty(parts, n, d, dtype=dtype, device=x.device) if gradient else total
         device.fused_pairs[(blocks, parts)](
             _descriptor(x, shape.rows, padded), _descriptor(columns, shape.columns, padded), grad, total, n, m, d,
             lowered.offset, lowered.scale, lowered.order, lowered.slope, _NO_SKIP if skip is None else skip, share,

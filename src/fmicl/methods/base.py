@@ -90,10 +90,8 @@ class Method(LightningModule):
     """Whether images are put into the memory format that convolutions on a GPU like."""
     last_norm = False
     """Whether the projection head ends in batch normalisation, as the method's paper has it."""
-    embeds_once = True
-    """Whether each network runs once in a step, so that it can be recorded as a CUDA graph."""
     recording = False
-    """Whether the networks are recorded at the first batch."""
+    """Whether the loss of a batch is recorded as a CUDA graph at the first one."""
 
     def __init__(
         self,
@@ -110,11 +108,11 @@ class Method(LightningModule):
         self.objective = objective
         self.optimisation = optimisation
         self.batches = 0
-        self._graphs: dict[tuple[nn.Module, ...], Recorded] = {}
+        self._recorded: Recorded | None = None
 
     @abstractmethod
-    def pairs(self, batch: Batch) -> Compared:
-        """The loss of a batch, and what it compared."""
+    def pairs(self, first: Tensor, second: Tensor) -> Compared:
+        """The loss of two views (N, ...) of a batch, and what it compared."""
 
     @property
     def step(self) -> int:
@@ -129,17 +127,8 @@ class Method(LightningModule):
 
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings (N, d) of images, before any normalisation."""
-        return self._through(images, self.encoder, self.projection)
-
-    def _through(self, images: Tensor, *networks: nn.Module) -> Tensor:
-        """Images through one network after the other: as one CUDA graph where they are recorded."""
-        if self.recording and self.training:
-            if networks not in self._graphs:
-                self._graphs[networks] = record(list(networks), images)
-            return self._graphs[networks](images)
-        for network in networks:
-            images = network(images)
-        return images
+        embeddings: Tensor = self.projection(self.encoder(images))
+        return embeddings
 
     def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Compared:
         """The objective's loss of x against y, with its two terms where it tells them apart."""
@@ -171,8 +160,7 @@ class Method(LightningModule):
                 speed_up(network)
             elif not known:
                 network.compile()
-        once = self.embeds_once and self.optimisation.accumulate == 1
-        self.recording = alone and once and device.type == "cuda"
+        self.recording = alone and self.optimisation.accumulate == 1 and device.type == "cuda"
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)
         """One batch: set what follows from the number of batches so far, then compute the loss."""
@@ -183,9 +171,20 @@ class Method(LightningModule):
         if self.channels_last:
             first, second = (x.contiguous(memory_format=torch.channels_last) for x in (batch.first, batch.second))
             batch = batch._replace(first=first, second=second)
-        pairs = self.pairs(batch)
+        values = self._values(batch.first, batch.second)
         self.batches += 1
-        return {name: value for name, value in pairs._asdict().items() if value is not None}
+        return dict(zip(Compared._fields, values, strict=False))
+
+    def _values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        """What `pairs` gives, less what it doesn't: from the recorded graph where there is one."""
+        if not (self.recording and self.training):
+            return self._plain_values(first, second)
+        if self._recorded is None:
+            self._recorded = record(self._plain_values, self.networks(), first, second)
+        return self._recorded(first, second)
+
+    def _plain_values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+        return tuple(value for value in self.pairs(first, second) if value is not None)
 
     def on_step_start(self) -> None:
         """Before the first batch of a step."""
@@ -247,7 +246,8 @@ class MomentumMethod(Method):
     @torch.no_grad()
     def target(self, images: Tensor) -> Tensor:
         """Embeddings (N, d) by the momentum encoder, without gradient."""
-        return self._through(images, self.target_encoder, self.target_projection)
+        embeddings: Tensor = self.target_projection(self.target_encoder(images))
+        return embeddings
 
     def networks(self) -> list[nn.Module]:
         """The momentum encoder too."""

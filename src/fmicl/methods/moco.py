@@ -55,11 +55,15 @@ class MoCo(MomentumMethod):
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
         self._keys: list[Tensor] = []
 
-    def pairs(self, batch: Batch) -> Compared:
-        """The loss of queries against their keys and the queue; the keys wait to be enqueued."""
-        queries, keys = self.embed(batch.first), self.target(batch.second)
-        self._keys.append(keys)
-        return self.compare(queries, keys, negatives=self.queue)
+    def pairs(self, first: Tensor, second: Tensor) -> Compared:
+        """The loss of queries against their keys and the queue."""
+        return self.compare(self.embed(first), self.target(second), negatives=self.queue)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """As for every method; the keys wait to be enqueued."""
+        values = super().training_step(batch, batch_idx)
+        self._keys.append(values["second"])
+        return values
 
     def on_after_backward(self) -> None:
         """Enqueue this batch's keys: not sooner, for the backward pass still needs the queue as it was."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from fmicl.methods.base import Compared, MomentumMethod, Optimisation
 from fmicl.models import predictor
-
-if TYPE_CHECKING:
-    from fmicl.data import Batch
 
 
 class MoCoV3(MomentumMethod):
@@ -32,7 +28,6 @@ class MoCoV3(MomentumMethod):
     """
 
     last_norm = True
-    embeds_once = False
 
     def __init__(
         self,
@@ -56,10 +51,10 @@ class MoCoV3(MomentumMethod):
         """The predictor too."""
         return [*super().networks(), self.predictor]
 
-    def pairs(self, batch: Batch) -> Compared:
+    def pairs(self, first: Tensor, second: Tensor) -> Compared:
         """The mean of both directions: the first view predicts the second one's key, and the other way round."""
-        q1, q2 = self.predict(batch.first), self.predict(batch.second)
-        k1, k2 = self.target(batch.first), self.target(batch.second)
+        q1, q2 = self.predict(first), self.predict(second)
+        k1, k2 = self.target(first), self.target(second)
         one, other = self.compare(q1, k2), self.compare(q2, k1)
         terms = None if one.terms is None or other.terms is None else (one.terms + other.terms) / 2
         return one._replace(loss=(one.loss + other.loss) / 2, terms=terms)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from torch import Tensor
 
 from fmicl.methods.base import Compared, Method
-
-if TYPE_CHECKING:
-    from fmicl.data import Batch
 
 
 class SimCLR(Method):
@@ -25,7 +21,7 @@ class SimCLR(Method):
         torch.Size([2, 8])
     """
 
-    def pairs(self, batch: Batch) -> Compared:
+    def pairs(self, first: Tensor, second: Tensor) -> Compared:
         """The loss between the two views; one pass through the encoder, so that both share its statistics."""
-        x, y = self.embed(torch.cat([batch.first, batch.second])).chunk(2)
+        x, y = self.embed(torch.cat([first, second])).chunk(2)
         return self.compare(x, y)

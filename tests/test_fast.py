@@ -1,0 +1,151 @@
+"""The faster networks against the same networks as they are, in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fmicl.fast import record, speed_up, suits
+from fmicl.fast.norm import normalise
+from fmicl.fast.stem import convolve_images, suits_stem
+from fmicl.models import build_encoder
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def norm_of(c: int, kind: Any = nn.BatchNorm2d) -> nn.Module:
+    norm: nn.Module = kind(c).to(DEVICE).train()
+    generator = torch.Generator().manual_seed(c)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.copy_(torch.randn(c, generator=generator) + 0.5)
+    return norm
+
+
+def close(seen: Tensor | None, expected: Tensor | None) -> None:
+    assert seen is not None
+    assert expected is not None
+    torch.testing.assert_close(seen, expected, atol=2e-5 * float(expected.detach().abs().max()), rtol=1e-4)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("shape", [(4, 64, 8, 16), (3, 20, 5, 7), (6, 100, 1, 2), (256, 16)])
+def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], relu: bool, residual: bool) -> None:
+    """Two users of the result send their gradients apart; statistics move and parameters learn as they always do."""
+    kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
+    ours, theirs = norm_of(shape[1], kind), norm_of(shape[1], kind)
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=generator).to(DEVICE) for _ in range(4)]
+    values[0] += 30  # a mean far from 0 must not cost digits of the variance
+    x, skip = (value.clone().requires_grad_() for value in values[:2])
+    a, b = (value.clone().requires_grad_() for value in values[:2])
+    one, two = normalise(ours, x, skip if residual else None, relu=relu)
+    expected = theirs(a) + b if residual else theirs(a)
+    expected = F.relu(expected) if relu else expected
+    close(one, expected)
+    ((one * values[2]).sum() + (two * values[3]).sum()).backward()
+    (expected * (values[2] + values[3])).sum().backward()
+    close(x.grad, a.grad)
+    if residual:
+        close(skip.grad, b.grad)
+    for mine, usual in zip(ours.parameters(), theirs.parameters(), strict=True):
+        close(mine.grad, usual.grad)
+    for mine, usual in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine, usual, rtol=1e-4, atol=1e-4)
+
+
+def test_a_result_that_nobody_uses_sends_nothing() -> None:
+    x = torch.randn(4, 16, device=DEVICE, requires_grad=True)
+    one, _ = normalise(norm_of(16, nn.BatchNorm1d), x)
+    one.sum().backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "channels"), [(3, 1, 1, 3), (3, 2, 1, 3), (5, 2, 0, 1)])
+def test_the_first_convolution(kernel: int, stride: int, padding: int, channels: int) -> None:
+    conv = nn.Conv2d(channels, 24, kernel, stride=stride, padding=padding, bias=False).to(DEVICE)
+    images = torch.randn(3, channels, 9, 11, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    assert suits_stem(conv, images)
+    expected = conv(images)
+    gradient = torch.randn_like(expected)
+    (wanted,) = torch.autograd.grad(expected, conv.weight, gradient)
+    seen = convolve_images(conv, images)
+    close(seen, expected)
+    (found,) = torch.autograd.grad(seen, conv.weight, gradient)
+    close(found, wanted)
+
+
+def test_a_convolution_of_many_channels_is_not_for_this() -> None:
+    images = torch.zeros(1, 16, 8, 8)
+    assert not suits_stem(nn.Conv2d(16, 8, 3, bias=False), images)
+    assert not suits_stem(nn.Conv2d(3, 8, 3), images[:, :3])
+    assert not suits_stem(nn.Conv2d(3, 8, 3, bias=False), images[:, :3].clone().requires_grad_())
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "seresnet18", "resnetblur18"])
+def test_networks_that_differ_are_left_alone(name: str) -> None:
+    model = build_encoder(name, size=224)
+    assert not suits(model)
+    with pytest.raises(ValueError, match="not a plain ResNet"):
+        speed_up(model)
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet26", marks=pytest.mark.slow)])
+def test_a_resnet_computes_what_it_did(name: str) -> None:
+    torch.manual_seed(0)
+    usual = build_encoder(name, size=8, stem="small").to(DEVICE).train()
+    faster = copy.deepcopy(usual)
+    speed_up(faster)
+    images = torch.randn(4, 3, 8, 8, device=DEVICE)
+    expected, seen = usual(images), faster(images)
+    close(seen, expected)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    seen.backward(gradient)
+    for (key, mine), theirs in zip(faster.named_parameters(), usual.parameters(), strict=True):
+        assert mine.grad is not None, key
+        assert theirs.grad is not None
+        assert float((mine.grad - theirs.grad).norm()) <= 2e-3 * float(theirs.grad.norm()), key
+    for mine, theirs in zip(faster.buffers(), usual.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert list(faster.state_dict()) == list(usual.state_dict())
+    torch.testing.assert_close(faster.eval()(images), usual.eval()(images), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
+def test_a_recorded_step_is_the_step() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4)).to(DEVICE)
+    other = copy.deepcopy(network)
+
+    def loss(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        out = module(x)
+        return (out - y).square().mean(), out.detach()
+
+    inputs = [(torch.randn(32, 8, device=DEVICE), torch.randn(32, 4, device=DEVICE)) for _ in range(3)]
+    recorded = record(lambda x, y: loss(network, x, y), [network], *inputs[0])
+    torch.testing.assert_close(network.state_dict(), other.state_dict())
+    for x, y in inputs:
+        seen, expected = recorded(x, y), loss(other, x, y)
+        for a, b in zip(seen, expected, strict=True):
+            torch.testing.assert_close(a, b)
+        for module, value in ((network, seen[0]), (other, expected[0])):
+            module.zero_grad()
+            value.backward()
+        for mine, theirs in zip(network.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+    torch.testing.assert_close(network.state_dict(), other.state_dict())
+    shorter = recorded(inputs[0][0][:5], inputs[0][1][:5])
+    assert shorter[1].shape == (5, 4), "other shapes run as they always do"

@@ -10,10 +10,13 @@ import hashlib
 import json
 import math
 import os
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
 import numpy as np
 import torch
@@ -22,8 +25,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertTokenizer
 
-__all__ = ["Batch", "Rows", "fingerprint", "make_batch", "make_rows", "mask_tokens", "pack", "read_lines", "read_rows",
-           "select", "sentence_layout", "slots", "tokenise", "train_vocabulary", "write_rows"]  # fmt: skip
+from fmicl.files import write_whole
+
+__all__ = [
+    "Batch", "Rows", "fingerprint", "held_out_batches", "make_batch", "make_rows", "mask_tokens", "pack", "read_lines",
+    "read_rows", "select", "sentence_layout", "slots", "tokenise", "train_vocabulary", "write_rows",
+]  # fmt: skip
 
 Rows = NDArray[np.uint16]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -114,18 +121,27 @@ def fingerprint(tokenizer: BertTokenizer) -> str:
 
 
 def write_rows(path: Path, rows: tuple[Rows, Rows], settings: dict[str, Any]) -> None:
-    with path.open("xb") as file:
-        np.savez_compressed(file, train=rows[0], held_out=rows[1], settings=np.array(json.dumps(settings)))
+    """A compressed .npz file of both, and of what they were made for."""
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, train=rows[0], held_out=rows[1], settings=np.array(json.dumps(settings)))
+
+    write_whole(path, write, overwrite=False)
 
 
 def read_rows(path: Path, settings: dict[str, Any]) -> tuple[Rows, Rows]:
     """What `write_rows` wrote, if it was for these settings."""
-    with np.load(path) as file:
-        written = json.loads(str(file["settings"]))
-        for name, wanted in settings.items():
-            if written[name] != wanted:
-                raise ValueError(f"{path} was made for {name} {written[name]}, but {wanted} is asked for: make it anew")
-        return file["train"], file["held_out"]
+    try:
+        with np.load(path) as file:
+            written = json.loads(str(file["settings"]))
+            rows = file["train"], file["held_out"]
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ValueError(f"{path} is not a file that `tokens` wrote: {error}") from error
+    for name, wanted in settings.items():
+        if written[name] != wanted:
+            raise ValueError(f"{path} was made for {name} {written[name]}, but {wanted} is asked for: make it anew")
+    return rows
 
 
 # --- a batch ---------------------------------------------------------------------------------------------------------
@@ -182,3 +198,15 @@ def make_batch(
     rows = rows.long()
     seen, chosen = mask_tokens(rows, special, tokenizer.mask_token_id, generator)
     return seen, *sentence_layout(rows, tokenizer.cls_token_id, tokenizer.pad_token_id), *select(rows, chosen, count)
+
+
+def held_out_batches(rows: Rows, special: Tensor, tokenizer: BertTokenizer) -> list[Batch]:
+    """The rows, masked once and for all: the same masks in every run and on any machine, as no GPU draws them."""
+    generator = torch.Generator().manual_seed(0)
+    batches: list[Batch] = []
+    for portion in torch.from_numpy(rows.astype(np.int32)).split(256):
+        batch = make_batch(portion, special.cpu(), tokenizer, portion.numel(), generator)
+        told = int((batch[4] >= 0).sum())
+        seen, look, positions, at, labels = (value.to(special.device) for value in batch)
+        batches.append((seen, look, positions, at[:told], labels[:told]))
+    return batches

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import sys
-from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,22 +80,19 @@ def tokenizer(vocabulary: Path) -> BertTokenizer:
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch", "8", "--positions", "32", "--held-out", "50"]
 
 
+def train_steps(warm_start: ModuleType, steps: int, *arguments: str) -> None:
+    """`train` for a minute by a clock that is one of so many steps on whenever it is looked at, on any machine."""
+    ticks = itertools.count()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_start, "time", SimpleNamespace(perf_counter=lambda: 60 * next(ticks) / steps))
+        warm_start.main(["train", *arguments, "--minutes", "1", *SMALL])
+
+
 @pytest.fixture(scope="module")
 def trained(warm_start: ModuleType, text: Path, vocabulary: Path) -> Path:
     folder = text.with_name("model")
-    arguments = [
-        "--vocabulary",
-        str(vocabulary),
-        "--minutes",
-        "0.05",
-        "--seed",
-        "7",
-        "--lr",
-        "0.01",
-        "--dtype",
-        "bfloat16",
-    ]
-    warm_start.main(["train", str(text), str(folder), *arguments, *SMALL])
+    settings = ["--vocabulary", str(vocabulary), "--seed", "7", "--lr", "0.01", "--dtype", "bfloat16"]
+    train_steps(warm_start, 800, str(text), str(folder), *settings)
     return folder
 
 
@@ -118,7 +115,7 @@ def sentences_in(rows: np.ndarray[Any, Any]) -> list[tuple[int, ...]]:
     found: list[tuple[int, ...]] = []
     for row in rows:
         starts = [*np.flatnonzero(row == CLS), len(row)]
-        found += [tuple(int(t) for t in row[a:b] if t != PAD) for a, b in pairwise(starts)]
+        found += [tuple(int(t) for t in row[a:b] if t != PAD) for a, b in itertools.pairwise(starts)]
     return found
 
 
@@ -210,7 +207,7 @@ def test_a_sentence_in_a_packed_row_is_alone(warm_start: ModuleType, sentences: 
         together = warm_start.predict(model, rows, look, positions, torch.arange(rows.numel())).view(*rows.shape, -1)
         for row, logits in zip(rows, together, strict=True):
             starts = [*torch.nonzero(row == CLS).flatten().tolist(), int((row != PAD).sum())]
-            for a, b in pairwise(starts):
+            for a, b in itertools.pairwise(starts):
                 alone = model(input_ids=row[None, a:b]).logits[0]
                 torch.testing.assert_close(logits[a:b], alone, atol=1e-4, rtol=1e-4)
 
@@ -246,8 +243,8 @@ def test_training_never_sees_a_line_that_is_held_out(
         return make_batch(rows, special, tokenizer, count, generator)
 
     monkeypatch.setattr(warm_start, "make_batch", spy)
-    arguments = ["train", str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), "--seed", "7", *SMALL]
-    warm_start.main([*arguments, "--minutes", "0.02"])
+    arguments = [str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), "--seed", "7", "--give-up", "1"]
+    train_steps(warm_start, 60, *arguments)
     _, held_out = sentences.make_rows(text, tokenizer, 32, 50)
     assert len(seen) > 200
     assert not seen & set(sentences_in(held_out))
@@ -272,12 +269,21 @@ def test_a_model_learns_more_than_frequencies(trained: Path) -> None:
     assert record["held_out"]["accuracy"] > record["unigram_baseline"]["accuracy"]
     assert record["held_out"]["masked_tokens"] > 20
     assert record["loss_curve"][-1]["loss"] < record["loss_curve"][0]["loss"]
-    assert record["steps"] > 100
+    assert record["steps"] == 799  # the first look is at 1 of 800
     assert record["tokens_seen"] < record["steps"] * 8 * 32
     assert record["tokens_per_second"] == pytest.approx(record["tokens_seen"] / record["seconds"])
-    assert record["seconds"] == pytest.approx(3, abs=1)
-    assert record["seed"] == 7
-    assert "--minutes 0.05" in record["command"]
+    assert record["seconds"] == pytest.approx(60, rel=0.02)
+    assert record["settings"]["seed"] == 7
+    assert "--minutes 1" in record["command"]
+
+
+def test_a_run_that_learns_nothing_ends_early(
+    warm_start: ModuleType, text: Path, vocabulary: Path, tmp_path: Path
+) -> None:
+    arguments = [str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), "--lr", "1e-9"]
+    with pytest.raises(ValueError, match="no better than token frequencies after 50 steps: take a smaller --lr"):
+        train_steps(warm_start, 100, *arguments)
+    assert not list(tmp_path.iterdir())
 
 
 def test_unigram_baseline_by_hand(warm_start: ModuleType) -> None:

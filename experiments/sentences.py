@@ -54,7 +54,7 @@ def train_vocabulary(lines: list[str], size: int) -> BertTokenizer:
     """An uncased WordPiece vocabulary of at most `size` entries, [PAD] [UNK] [CLS] [SEP] [MASK] first.
 
     Letters beyond the 1,000 most frequent ones are [UNK]: else rare scripts take entries from whole words.
-    Equally frequent pairs are merged in any order, so two runs may differ in a few entries: keep the folder.
+    Two runs number their entries differently, and may differ in a few (equally frequent pairs): keep the folder.
     """
     batches = (lines[start : start + 10_000] for start in range(0, len(lines), 10_000))
     trained: BertTokenizer = BertTokenizer().train_new_from_iterator(  # type: ignore[no-untyped-call]

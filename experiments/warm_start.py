@@ -16,8 +16,8 @@ would never be trained. Packed rows are full to 99.6 %, and attention over 128 t
 What is masked is as in BERT and in transformers' DataCollatorForLanguageModeling: each token with probability 15 %, of
 these 80 % become [MASK], 10 % a random token, 10 % stay. The vocabulary's 30,522 logits are computed there only.
 
-No dropout while it trains (--dropout): new masks make each epoch new, and over some twenty epochs a small model is
-short of capacity rather than of noise. The saved config says 0.1, since contrastive views are made by dropout.
+No dropout while it trains (--dropout): new masks make each epoch new, and a small model in a few epochs should lack
+capacity rather than noise (not compared). The saved config says 0.1, since contrastive views are made by dropout.
 
 How fast. Operations per token, forward and backward: 3 x 2 x (6 layers x 12 x 512^2 weights, 0.15 x 30,522 x 512 of the
 vocabulary, 6 x 2 x 128 x 512 of attention) = 132 million. At 40 % of an H200's 770 TFLOP/s that is 2.3 million tokens a
@@ -27,8 +27,8 @@ predicted, keeps the GPU busy and still leaves thousands of steps.
 
 The learning rate follows the time used, so it ends at 0 on any machine (and two runs of one seed are alike, not equal).
 As to its peak: BERT normalises after each block, and six such layers that start too fast learn token frequencies and no
-more: at width 128 (20,000 sentences, 350 to 640 steps on a CPU) that was so at 2e-3 and 4e-3, but not at 1e-3. Wider
-ones bear less, so 5e-4 after a warm-up of a tenth of the time; and a run that is no better by --give-up ends there.
+more: at width 128 (one run each, batches of 6 rows, 345 to 640 steps on a CPU) so it was at 2e-3 and 4e-3, not at 1e-3.
+At width 512 none was compared. Wider ones should bear less, so 5e-4; a run that is no better by --give-up ends there.
 """
 
 from __future__ import annotations

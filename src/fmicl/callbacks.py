@@ -27,7 +27,7 @@ from fmicl.methods import Method
 from fmicl.runs import Run, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from fmicl.data import Batch, ViewStream
+    from fmicl.data import Batch, Stream
 
 COLUMNS = (
     "epoch", "step", "loss", "alignment", "uniformity", "lr", "knn", "effective_rank", "seconds",
@@ -49,7 +49,7 @@ class RemainingBatches:
     Its start is read from ``method.batches`` when the pass begins, and so after a checkpoint was loaded.
     """
 
-    def __init__(self, stream: ViewStream, method: Method, epochs: int) -> None:
+    def __init__(self, stream: Stream, method: Method, epochs: int) -> None:
         self.stream, self.method = stream, method
         self.total = epochs * len(stream)
 
@@ -130,6 +130,10 @@ class Recorder(Callback):
         say: where warnings go.
     """
 
+    columns: tuple[str, ...] = COLUMNS
+    tensorboard_every = 10
+    """Batches between two points of TensorBoard: to read a loss makes a GPU wait."""
+
     def __init__(
         self,
         run: Run | None,
@@ -185,15 +189,29 @@ class Recorder(Callback):
         loss = outputs["loss"].detach() * pl_module.optimisation.accumulate
         loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
-        if self._writer is not None and pl_module.batches % 10 == 0:
+        if self._writer is not None and pl_module.batches % self.tensorboard_every == 0:
             self._writer.add_scalar("batch/loss", float(loss), pl_module.step)
             self._writer.add_scalar("batch/learning_rate", trainer.optimizers[0].param_groups[0]["lr"], pl_module.step)
-        if pl_module.batches % self.batches_per_epoch == 0:
-            self._end_epoch(trainer, pl_module, outputs)
+        span = self._span(pl_module.batches)
+        if span:
+            self._end_span(trainer, pl_module, outputs, span)
 
-    def _end_epoch(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor]) -> None:
+    def _span(self, batches: int) -> int:
+        """How many batches the row covers that is due after so many; 0 where none is due."""
+        return 0 if batches % self.batches_per_epoch else self.batches_per_epoch
+
+    def _epoch(self, method: Method) -> float:
+        """What a row calls the epoch."""
+        return method.batches // self.batches_per_epoch
+
+    def _look(self, method: Method) -> float | None:
+        """How good the encoder is now, where that is to be looked at."""
+        due = self.monitor_every and self._epoch(method) % self.monitor_every == 0
+        return self.monitor(method.encoder) if self.monitor and due else None
+
+    def _end_span(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor], span: int) -> None:
         assert self._sum is not None
-        mean = torch.as_tensor((self._carried + self._sum) / self.batches_per_epoch)
+        mean = torch.as_tensor((self._carried + self._sum) / span)
         mean = trainer.strategy.reduce(mean, reduce_op="mean")
         if self.run is not None:
             self._add_row(method, outputs, float(mean), trainer.optimizers[0].param_groups[0]["lr"])
@@ -201,19 +219,16 @@ class Recorder(Callback):
 
     @torch.no_grad()
     def _add_row(self, method: Method, outputs: dict[str, Tensor], loss: float, learning_rate: float) -> None:
-        epoch = method.batches // self.batches_per_epoch
+        epoch = self._epoch(method)
         x, y = (F.normalize(outputs[name].float(), dim=1) for name in ("first", "second"))
         rank = float(analysis.effective_rank(x))
         terms = outputs["terms"].tolist() if "terms" in outputs else (None, None)
         seconds = self.seconds + time.monotonic() - self._since
-        knn = None
-        if self.monitor and self.monitor_every and epoch % self.monitor_every == 0:
-            knn = self.monitor(method.encoder)
         values = (
             epoch, method.step, loss, float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
-            learning_rate, knn, rank, round(seconds, 3), *terms,
+            learning_rate, self._look(method), rank, round(seconds, 3), *terms,
         )  # fmt: skip
-        row = dict(zip(COLUMNS, values, strict=True))
+        row = dict(zip(self.columns, values, strict=True))
         self.rows.append(row)
         self._write_rows()
         for name, value in row.items():
@@ -221,11 +236,11 @@ class Recorder(Callback):
                 self._writer.add_scalar(f"epoch/{name}", value, method.step)
         self._warn_of_collapse(rank, epoch)
 
-    def _warn_of_collapse(self, rank: float, epoch: int) -> None:
+    def _warn_of_collapse(self, rank: float, epoch: float) -> None:
         collapsed = rank < COLLAPSED
         if collapsed and not self._collapsed:
             self.say(
-                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch}. "
+                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "
                 f"{self.certificate}Raise --alpha, lower --learning-rate, or take another divergence."
             )
         self._collapsed = collapsed
@@ -236,7 +251,7 @@ class Recorder(Callback):
 
     def _csv(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 

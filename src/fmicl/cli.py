@@ -153,27 +153,34 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Embed:
-    """Write the vectors of a folder of images, as a run's encoder sees them."""
+    """Write the vectors of a folder of images, or of a file of sentences, as a run's encoder sees them."""
 
     run: tyro.conf.Positional[Path]
     """The run folder."""
-    folder: tyro.conf.Positional[Path]
-    """Images, with or without subfolders."""
+    source: tyro.conf.Positional[Path]
+    """A folder of images, with or without subfolders; or a text file with a sentence a line."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """File to write, which must not exist: .parquet, .npz or .csv."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     batch_size: int = 256
-    """Images at a time."""
-    workers: int = 4
-    """Processes that decode images."""
+    """Images or sentences at a time."""
+    workers: int | None = None
+    """Processes that decode images (None: 4)."""
 
     def __call__(self) -> None:
         """Embed, then say how many."""
-        from fmicl.embedding import embed_folder
+        from fmicl.embedding import embed_folder, embed_text
 
+        if (self.run / "modules.json").is_file() or self.source.is_file():
+            if self.workers is not None:
+                raise ValueError("--workers is for folders of images, and does not go with sentences")
+            lines = embed_text(self.run, self.source, self.output, device=self.device, batch_size=self.batch_size)
+            print(f"{lines} sentences -> {self.output}")
+            return
+        workers = 4 if self.workers is None else self.workers
         count, skipped = embed_folder(
-            self.run, self.folder, self.output, device=self.device, batch_size=self.batch_size, workers=self.workers
+            self.run, self.source, self.output, device=self.device, batch_size=self.batch_size, workers=workers
         )
         for line in skipped:
             print(f"left out, can't be read: {line}", file=sys.stderr)

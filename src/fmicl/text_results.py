@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_j
 from fmicl.sts import Encode, StsTask, evaluate_tasks, load_sts
 from fmicl.text_models import Tokenizer, quiet_transformers
 from fmicl.text_recipes import TextRecipe
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 __all__ = ["evaluate_text", "load_sentence_encoder", "note_scores", "stsb_scorer", "write_new_json"]
 
@@ -114,6 +117,19 @@ def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
         FileNotFoundError: there is no such folder.
         ValueError: it is not a sentence-transformers folder, or can't be loaded.
     """
+    model = load_sentence_transformer(path, device)
+
+    def encode(sentences: Sequence[str]) -> Tensor:
+        with torch.no_grad():
+            return model.encode(
+                list(sentences), batch_size=len(sentences), convert_to_tensor=True, show_progress_bar=False
+            )
+
+    return encode
+
+
+def load_sentence_transformer(path: Path, device: str = "auto") -> SentenceTransformer:
+    """The model itself; see :func:`load_sentence_encoder`."""
     place = pick_device(device)
     _check_sentence_encoder(path)
     try:
@@ -124,17 +140,9 @@ def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
         ) from error
     try:
         with quiet_transformers():
-            model = SentenceTransformer(str(path), device=str(place), local_files_only=True)
+            return SentenceTransformer(str(path), device=str(place), local_files_only=True)
     except Exception as error:  # its parts raise a handful of unrelated types for damaged folders
         raise ValueError(f"{path} can't be loaded as a sentence-transformers model: {error}") from error
-
-    def encode(sentences: Sequence[str]) -> Tensor:
-        with torch.no_grad():
-            return model.encode(
-                list(sentences), batch_size=len(sentences), convert_to_tensor=True, show_progress_bar=False
-            )
-
-    return encode
 
 
 def write_new_json(path: Path, value: object) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl.callbacks import COLUMNS, Guard, Recorder
-from fmicl.data import Sentences, SentenceStream, text_changed, tokenise_file
+from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
 from fmicl.runs import Run, pick_device, write_json
@@ -80,6 +80,7 @@ def train_text(
         build_objective(recipe)  # wrong settings are found before anything is read and a folder made
         if recipe.data is None:
             raise ValueError("which text to train on is not said: --data FILE, with a sentence a line")
+        LineReader(recipe.data)  # is it there, and text?
         dev = None
         if recipe.sts is not None:
             dev = load_stsb(recipe.sts, "dev")
@@ -110,9 +111,7 @@ def train_text(
         if processes.rank == 0:
             run = open_folder(recipe, name, out, old, str(device), data, lambda then: text_changed(then, data))
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
-            say(
-                f"{len(sentences)} sentences, {len(sentences.ids)} tokens; blank lines, which are skipped: {sentences.blank}"
-            )
+            say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
             report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
         method = build_text_method(recipe, encoder, len(stream))
         scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)

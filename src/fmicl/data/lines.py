@@ -107,8 +107,7 @@ class LineReader:
             more = f", and {self.broken - len(self.named)} more" if self.broken > len(self.named) else ""
             raise ValueError(
                 f"{self.path}: {self.broken} of {self.lines} lines are not UTF-8: {'; '.join(self.named)}{more}. "
-                f"Convert the file to UTF-8 (iconv -f ENCODING -t UTF-8), or drop these lines (iconv -c does, "
-                f"byte by byte)"
+                "Convert the file to UTF-8 (iconv -f ENCODING -t UTF-8), or leave out what is not (iconv -c)"
             )
 
 

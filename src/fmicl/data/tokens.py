@@ -108,7 +108,6 @@ def tokenise_file(
             changed while it was read.
         OSError: the cache can't be written.
     """
-    LineReader(path)  # what is wrong with the file is said before the cache is touched
     fingerprint = {"file": file_digest(path), "tokenizer": hashlib.blake2b(state, digest_size=16).hexdigest()}
     key = hashlib.blake2b(json.dumps([FORMAT, fingerprint, length]).encode(), digest_size=16).hexdigest()
     root = cache_root(cache) / "tokens"

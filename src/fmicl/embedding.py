@@ -118,11 +118,12 @@ def embed_text(run: Path, file: Path, output: Path, *, device: str = "auto", bat
         ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, or the run is none of
             sentences.
     """
-    from fmicl.text_results import load_sentence_transformer
+    from fmicl.text_results import check_sentence_encoder, load_sentence_transformer
 
     if batch_size < 1:
         raise ValueError(f"--batch-size must be positive, but it is {batch_size}")
     _check_output(output)
+    check_sentence_encoder(run)
     reader = LineReader(file)
     sentences = [line for lines in reader for line in lines]
     reader.check()

@@ -111,15 +111,21 @@ class Tokenizer:
             line[: len(row)] = torch.tensor(row)
         return ids
 
+    def save(self, folder: Path) -> None:
+        """Write its files, the same ones whatever it was last called with."""
+        backend = getattr(self.inner, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
+        self.inner.save_pretrained(folder)
+
     def state(self) -> bytes:
         """All that the ids depend on, but for the length."""
         with tempfile.TemporaryDirectory() as folder:
-            self.inner.save_pretrained(folder)
+            self.save(Path(folder))
             files = {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
         if "tokenizer.json" in files:
-            state = json.loads(files["tokenizer.json"])
-            state |= {"truncation": None, "padding": None}  # what it was last called with
-            files = {"tokenizer.json": json.dumps(state, sort_keys=True).encode()}
+            files = {"tokenizer.json": files["tokenizer.json"]}
         else:
             files.pop("tokenizer_config.json", None)  # it names folders
         digest = hashlib.blake2b()
@@ -231,7 +237,7 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
     try:
         with quiet_transformers():
             inner.save_pretrained(plain)
-            tokenizer.inner.save_pretrained(plain)
+            tokenizer.save(plain)
             words = Transformer(str(plain))
             pooling = PoolingModule(encoder.num_features, "mean" if encoder.mean else "cls")
             model = SentenceTransformer(modules=[words, pooling], device="cpu")

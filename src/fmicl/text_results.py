@@ -19,7 +19,14 @@ from fmicl.text_recipes import TextRecipe
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["evaluate_text", "load_sentence_encoder", "note_scores", "stsb_scorer", "write_new_json"]
+__all__ = [
+    "check_sentence_encoder",
+    "evaluate_text",
+    "load_sentence_encoder",
+    "note_scores",
+    "stsb_scorer",
+    "write_new_json",
+]
 
 BATCH = 64
 DEV_BATCH = 256
@@ -131,7 +138,7 @@ def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
 def load_sentence_transformer(path: Path, device: str = "auto") -> SentenceTransformer:
     """The model itself; see :func:`load_sentence_encoder`."""
     place = pick_device(device)
-    _check_sentence_encoder(path)
+    check_sentence_encoder(path)
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -169,8 +176,13 @@ def _check_new(path: Path) -> None:
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
 
 
-def _check_sentence_encoder(path: Path) -> None:
-    """Refuse what is not a sentence-transformers folder, in words that say what it is."""
+def check_sentence_encoder(path: Path) -> None:
+    """Refuse what is not a sentence-transformers folder, in words that say what it is.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it is a run that has not ended.
+        ValueError: it is something else.
+    """
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}")
     if (path / "modules.json").is_file():
@@ -180,7 +192,7 @@ def _check_sentence_encoder(path: Path) -> None:
             f"{path} has no modules.json yet: its training has not ended; go on with `fmicl train ... --resume`"
         )
     if (path / "settings.json").is_file():
-        raise ValueError(f"{path} is a run folder with an image encoder; --sts scores sentence encoders")
+        raise ValueError(f"{path} is a run folder with an image encoder; a sentence encoder is wanted here")
     if (path / "config.json").is_file():
         raise ValueError(
             f"{path} is a plain transformers model: nothing says how its tokens make one vector. "

@@ -140,7 +140,9 @@ def build_objective(recipe: Settings) -> nn.Module:
     divergence = build_divergence(recipe)
     mode: dict[str, Any] = {"negatives": recipe.negatives}
     if recipe.negatives == "auto":
-        mode = {"negatives": "cross"} if recipe.method == "mocov3" else {}
+        # SimCSE compares each first view with all second ones, where SimCLR takes all views of the batch.
+        simcse = recipe.kind == "text" and recipe.objective == "infonce"
+        mode = {"negatives": "cross"} if recipe.method == "mocov3" or simcse else {}
     if recipe.objective == "infonce":
         return fmicl.InfoNCELoss(temperature=recipe.temperature, **mode)
     if recipe.objective == "align_uniform":

@@ -183,12 +183,20 @@ class Method(LightningModule):
         """SGD with momentum 0.9, or AdamW; biases and normalisation parameters do not decay."""
         o = self.optimisation
         groups = parameter_groups(self, o.weight_decay)
+        fused = all(parameter.is_cuda for parameter in self.parameters())  # one kernel for all weights
         if o.optimizer == "adamw":
-            optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, fused=next(self.parameters()).is_cuda or None)
-            # Lightning takes this for "unscales the gradient by itself" and would refuse to clip; bf16 has no scale.
-            optimizer._step_supports_amp_scaling = False
-            return optimizer
-        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=0.9)
+            return torch.optim.AdamW(groups, lr=o.learning_rate, fused=fused)
+        return torch.optim.SGD(groups, lr=o.learning_rate, momentum=0.9, fused=fused)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,  # noqa: ARG002 (Lightning's names)
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,  # noqa: ARG002
+    ) -> None:
+        """Clip the norm of the gradient; Lightning's own way refuses fused optimisers."""
+        if gradient_clip_val:
+            nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
 
 class MomentumMethod(Method):

@@ -141,7 +141,7 @@ def test_a_recipe_without_options_is_itself(name: str) -> None:
 
 def test_embed_takes_a_short_o() -> None:
     command = parse("embed", "RUN", "photos", "-o", "x.npz")
-    assert (command.run, command.folder, command.output) == (Path("RUN"), Path("photos"), Path("x.npz"))
+    assert (command.run, command.source, command.output) == (Path("RUN"), Path("photos"), Path("x.npz"))
 
 
 @pytest.mark.parametrize(

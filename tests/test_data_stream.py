@@ -25,7 +25,7 @@ from fmicl.data import (
     plain_batches,
 )
 from fmicl.data.decode import decode, to_tensor
-from fmicl.data.stream import _generator
+from fmicl.data.stream import generator_of
 
 SMALL = Views(size=12)
 OTHER = Views(size=12, blur=0.5, solarise=0.5)
@@ -121,7 +121,7 @@ def test_ranks_share_an_epoch_without_overlap(samples: Samples) -> None:
 def test_array_views_are_the_view_makers() -> None:
     samples = array_samples()
     for number, batch in enumerate(stream(samples, views=(SMALL, OTHER))):
-        generator = _generator(0, 0, number, 0)
+        generator = generator_of(0, 0, number, 0)
         images = samples.images[batch.index]
         assert torch.equal(batch.first, ViewMaker(SMALL)(images, generator))
         assert torch.equal(batch.second, ViewMaker(OTHER)(images, generator))
@@ -132,7 +132,7 @@ def test_file_views_are_torchvisions_crops_with_colours_after(file_samples: File
     for batch in stream(file_samples, views=(views, views)):
         for row, index in enumerate(batch.index.tolist()):
             image = to_tensor(decode(file_samples.paths[index]))
-            uniforms = torch.rand(2, CROP_UNIFORMS, generator=_generator(0, 0, index))
+            uniforms = torch.rand(2, CROP_UNIFORMS, generator=generator_of(0, 0, index))
             for made, u in zip((batch.first[row], batch.second[row]), uniforms, strict=True):
                 box = [int(x) for x in crop_boxes(u[None], image.shape[1], image.shape[2], views)]
                 theirs = tv.resized_crop(image, *box, [12, 12], antialias=True)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def batch(n: int = 6) -> Batch:
     return Batch(torch.randn(n, 1, 8, 8), torch.randn(n, 1, 8, 8), torch.arange(n))
 
 
-def build(name: str, objective: nn.Module, **options: int) -> Method:
+def build(name: str, objective: nn.Module, **options: Any) -> Method:
     torch.manual_seed(0)
     if name == "moco":
         options.setdefault("queue", 16)

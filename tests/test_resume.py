@@ -71,7 +71,7 @@ def test_killed_and_resumed_run_is_bit_identical(method: Any, tmp_path: Path) ->
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
     }
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(tmp_path / "cut")], env=environment, stdout=subprocess.DEVNULL

@@ -380,7 +380,7 @@ def test_the_digits_recipe_beats_what_needs_no_training(tmp_path: Path) -> None:
 
 
 def test_only_the_last_room_imports_from_the_last_room() -> None:
-    last = {"fmicl.report", "fmicl.training", "fmicl.cli", "fmicl.__main__"}
+    last = {"fmicl.report", "fmicl.training", "fmicl.text_training", "fmicl.cli", "fmicl.__main__"}
     for path in (Path(training.__file__).parent).rglob("*.py"):
         if path.stem in {name.removeprefix("fmicl.") for name in last}:
             continue
@@ -403,15 +403,15 @@ def test_collapse_is_warned_of_once_with_the_certificate() -> None:
     said: list[str] = []
     recipe = digits(divergence="reverse_kl")
     recorder = Recorder(
-        None, 5, monitor=None, monitor_every=0, certificate=training.certificate(recipe), say=said.append
+        None, 5, monitor=None, monitor_every=0, certificate=training.certificate(recipe, recipe.dim), say=said.append
     )
     for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
         recorder._warn_of_collapse(rank, 1)
     assert len(said) == 2
     assert "effective rank is 1.10" in said[0]
     assert "reverse_kl is convex but not strictly so" in said[0]
-    assert training.certificate(digits(divergence="js")) == ""
-    assert "not convex" in training.certificate(digits(divergence="vlc", mu=2.5))
+    assert training.certificate(digits(divergence="js"), 64) == ""
+    assert "not convex" in training.certificate(digits(divergence="vlc", mu=2.5), 64)
 
 
 @pytest.mark.usefixtures("only_training")

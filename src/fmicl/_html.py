@@ -14,6 +14,7 @@ NAMES = {
     "knn": "k-NN",
     "linear": "Linear probe",
     "lr": "Learning rate",
+    "stsb_dev": "STS-B dev",
     "raw_pixels": "Raw pixels",
     "untrained": "Untrained encoder",
 }

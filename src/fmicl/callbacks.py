@@ -28,7 +28,7 @@ from fmicl.methods import Method
 from fmicl.runs import Run, load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
-    from fmicl.data import Batch, ViewStream
+    from fmicl.data import Batch, Stream
 
 COLUMNS = (
     "epoch", "step", "loss", "alignment", "uniformity", "lr", "knn", "effective_rank", "seconds",
@@ -50,7 +50,7 @@ class RemainingBatches:
     Its start is read from ``method.batches`` when the pass begins, and so after a checkpoint was loaded.
     """
 
-    def __init__(self, stream: ViewStream, method: Method, epochs: int) -> None:
+    def __init__(self, stream: Stream, method: Method, epochs: int) -> None:
         self.stream, self.method = stream, method
         self.total = epochs * len(stream)
 
@@ -131,6 +131,10 @@ class Recorder(Callback):
         say: where warnings go.
     """
 
+    columns: tuple[str, ...] = COLUMNS
+    tensorboard_every = 25
+    """Batches between two points of TensorBoard: to read a loss makes a GPU wait."""
+
     def __init__(
         self,
         run: Run | None,
@@ -144,8 +148,6 @@ class Recorder(Callback):
         self.run, self.batches_per_epoch = run, batches_per_epoch
         self.monitor, self.monitor_every = monitor, monitor_every
         self.certificate, self.say = certificate, say
-        # Of a step's loss: to look at one makes the device wait, so not more often than some times an epoch.
-        self.write_every = max(10, batches_per_epoch // 4)
         self.rows: list[dict[str, float | None]] = []
         self.seconds = 0.0  # of the epoch under way, before the last start
         self._sum: Tensor | None = None
@@ -191,17 +193,31 @@ class Recorder(Callback):
         loss = outputs["loss"].detach() * pl_module.optimisation.accumulate
         loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
-        if self._writer is not None and pl_module.batches % self.write_every == 0:
+        if self._writer is not None and pl_module.batches % self.tensorboard_every == 0:
             self._writer.add_scalar("batch/loss", float(loss), pl_module.step)
             self._writer.add_scalar("batch/learning_rate", trainer.optimizers[0].param_groups[0]["lr"], pl_module.step)
         if self._row is not None and self._row.done():
             self.finish_row()
-        if pl_module.batches % self.batches_per_epoch == 0:
-            self._end_epoch(trainer, pl_module, outputs)
+        span = self._span(pl_module.batches)
+        if span:
+            self._end_span(trainer, pl_module, outputs, span)
 
-    def _end_epoch(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor]) -> None:
+    def _span(self, batches: int) -> int:
+        """How many batches the row covers that is due after so many; 0 where none is due."""
+        return 0 if batches % self.batches_per_epoch else self.batches_per_epoch
+
+    def _epoch(self, method: Method) -> float:
+        """What a row calls the epoch."""
+        return method.batches // self.batches_per_epoch
+
+    def _look(self, method: Method) -> float | None:
+        """How good the encoder is now, where that is to be looked at."""
+        due = self.monitor_every and self._epoch(method) % self.monitor_every == 0
+        return self.monitor(method.encoder) if self.monitor and due else None
+
+    def _end_span(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor], span: int) -> None:
         assert self._sum is not None
-        mean = torch.as_tensor((self._carried + self._sum) / self.batches_per_epoch)
+        mean = torch.as_tensor((self._carried + self._sum) / span)
         mean = trainer.strategy.reduce(mean, reduce_op="mean")
         if self.run is not None:
             self._begin_row(method, outputs, mean, trainer.optimizers[0].param_groups[0]["lr"])
@@ -210,11 +226,9 @@ class Recorder(Callback):
     def _begin_row(self, method: Method, outputs: dict[str, Tensor], loss: Tensor, learning_rate: float) -> None:
         """Measure the last batch's embeddings: on the CPU, while a GPU goes on; it would wait a tenth of a second."""
         self.finish_row()
-        epoch, step = method.batches // self.batches_per_epoch, method.step
+        epoch, step = self._epoch(method), method.step
         seconds = self.seconds + time.monotonic() - self._since
-        knn = None
-        if self.monitor and self.monitor_every and epoch % self.monitor_every == 0:
-            knn = self.monitor(method.encoder)
+        quality = self._look(method)
         wanted = [loss.detach(), *(outputs[name].detach() for name in ("first", "second", "terms") if name in outputs)]
         on_gpu = wanted[1].device.type == "cuda"
         copies = [_to_cpu(value) for value in wanted]
@@ -230,9 +244,9 @@ class Recorder(Callback):
             summands = terms[0].tolist() if terms else (None, None)
             values = (
                 epoch, step, float(mean), float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
-                learning_rate, knn, float(analysis.effective_rank(x)), round(seconds, 3), *summands,
+                learning_rate, quality, float(analysis.effective_rank(x)), round(seconds, 3), *summands,
             )  # fmt: skip
-            return dict(zip(COLUMNS, values, strict=True))
+            return dict(zip(self.columns, values, strict=True))
 
         self._row = self._measuring.submit(measure)
         if not on_gpu:
@@ -255,7 +269,7 @@ class Recorder(Callback):
         collapsed = rank < COLLAPSED
         if collapsed and not self._collapsed:
             self.say(
-                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch}. "
+                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "
                 f"{self.certificate}Raise --alpha, lower --learning-rate, or take another divergence."
             )
         self._collapsed = collapsed
@@ -266,7 +280,7 @@ class Recorder(Callback):
 
     def _csv(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
+            writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 

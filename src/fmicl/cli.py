@@ -18,7 +18,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from fmicl.recipes import RECIPES, Recipe
+from fmicl.recipes import RECIPES, Entry, Recipe
+from fmicl.settings import Settings
+from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,52 @@ class Train:
             print(f"page: {run.report}")
 
 
+@dataclass(frozen=True)
+class TrainText:
+    """Train a sentence encoder by a recipe; each of its settings is an option."""
+
+    recipe: tyro.conf.OmitArgPrefixes[TextRecipe]
+    out: Path | None = None
+    """Folder for the run; it must not exist (None: the next number under runs/)."""
+    resume: bool = False
+    """Go on with the run in --out, or with the newest of this recipe."""
+    name: tyro.conf.Suppress[str] = "run"
+
+    def __call__(self) -> None:
+        """Train, then print what came out."""
+        from fmicl.runs import read_json
+        from fmicl.text_training import train_text
+
+        run = train_text(self.recipe, name=self.name, out=self.out, resume=self.resume)
+        if run is not None:
+            results = read_json(run.results)
+            if "pairs" in results:
+                _print_sts(results)
+            print(f"encoder: SentenceTransformer({str(run.path)!r})")
+            print(f"page: {run.report}")
+
+
+_ENTRIES: list[tuple[Any, Entry[Settings]]] = [
+    *((Train, entry) for entry in RECIPES.values()),
+    *((TrainText, entry) for entry in TEXT_RECIPES.values()),
+]
 _Recipe: Any = reduce(
     or_,
     (
         Annotated[
-            Train,
+            kind,
             tyro.conf.subcommand(
-                entry.name, default=Train(entry.recipe, name=entry.name), description=entry.sentence, prefix_name=False
+                entry.name, default=kind(entry.recipe, name=entry.name), description=entry.sentence, prefix_name=False
             ),
         ]
-        for entry in RECIPES.values()
+        for kind, entry in _ENTRIES
     ),
 )
 
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Train an encoder on images by a recipe."""
+    """Train an encoder on images or sentences by a recipe."""
 
     command: tyro.conf.OmitArgPrefixes[_Recipe]
     """What to train."""
@@ -73,7 +104,7 @@ class Evaluate:
     """Evaluate an encoder: images by k-NN, linear probe and geometry; sentences by the STS tasks (--sts)."""
 
     run: tyro.conf.Positional[Path]
-    """The run folder; with --sts, a sentence-transformers folder."""
+    """The run folder; with --sts, one of sentences, or any sentence-transformers folder."""
     data_dir: Path | None = None
     """Where a run's images are now, if they have moved."""
     sts: Path | None = None
@@ -93,7 +124,7 @@ class Evaluate:
         if self.json is not None:
             raise ValueError("--json goes with --sts; the results of a run on images are in its results.json")
         if (self.run / "modules.json").is_file():
-            raise ValueError(f"{self.run} is a sentence-transformers folder: name the STS tasks with --sts DIR")
+            raise ValueError(f"{self.run} holds a sentence encoder: name the STS tasks with --sts DIR")
         from fmicl.report import write_report
         from fmicl.results import evaluate_run
 
@@ -106,36 +137,50 @@ class Evaluate:
         for option, value in (("--data-dir", self.data_dir), ("--workers", self.workers)):
             if value is not None:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
-        from fmicl.text_results import evaluate_text
+        from fmicl.text_results import evaluate_text, note_scores
 
-        _print_sts(evaluate_text(self.run, sts, output=self.json, device=self.device, bar=True))
+        scores = evaluate_text(self.run, sts, output=self.json, device=self.device, bar=True)
+        _print_sts(scores)
         if self.json is not None:
             print(f"scores -> {self.json}")
+        if (self.run / "settings.json").is_file():
+            from fmicl.report import write_report
+            from fmicl.runs import Run
+
+            note_scores(Run(self.run), scores)
+            print(f"page: {write_report(self.run)}")
 
 
 @dataclass(frozen=True)
 class Embed:
-    """Write the vectors of a folder of images, as a run's encoder sees them."""
+    """Write the vectors of a folder of images, or of a file of sentences, as a run's encoder sees them."""
 
     run: tyro.conf.Positional[Path]
     """The run folder."""
-    folder: tyro.conf.Positional[Path]
-    """Images, with or without subfolders."""
+    source: tyro.conf.Positional[Path]
+    """A folder of images, with or without subfolders; or a text file with a sentence a line."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """File to write, which must not exist: .parquet, .npz or .csv."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     batch_size: int = 256
-    """Images at a time."""
-    workers: int = 4
-    """Processes that decode images."""
+    """Images or sentences at a time."""
+    workers: int | None = None
+    """Processes that decode images (None: 4)."""
 
     def __call__(self) -> None:
         """Embed, then say how many."""
-        from fmicl.embedding import embed_folder
+        from fmicl.embedding import embed_folder, embed_text
 
+        if (self.run / "modules.json").is_file() or self.source.is_file():
+            if self.workers is not None:
+                raise ValueError("--workers is for folders of images, and does not go with sentences")
+            lines = embed_text(self.run, self.source, self.output, device=self.device, batch_size=self.batch_size)
+            print(f"{lines} sentences -> {self.output}")
+            return
+        workers = 4 if self.workers is None else self.workers
         count, skipped = embed_folder(
-            self.run, self.folder, self.output, device=self.device, batch_size=self.batch_size, workers=self.workers
+            self.run, self.source, self.output, device=self.device, batch_size=self.batch_size, workers=workers
         )
         for line in skipped:
             print(f"left out, can't be read: {line}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A folder of images in, a table of vectors out."""
+"""A folder of images or a file of sentences in, a table of vectors out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.data import Skipped, find_images, plain_batches
+from fmicl.data import LineReader, Skipped, find_images, plain_batches
 from fmicl.evaluation import extract_features
 from fmicl.files import write_whole
 from fmicl.runs import EncoderConfig, load_encoder, open_run, pick_device
@@ -60,12 +60,7 @@ def embed_folder(
         raise ValueError(
             f"--batch-size must be positive and --workers not negative, but they are {batch_size} and {workers}"
         )
-    if output.suffix.lower() not in FORMATS:
-        raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
-    if output.exists():
-        raise FileExistsError(f"{output} exists and is not overwritten: take another name")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
+    _check_output(output)
     config = EncoderConfig.read(open_run(run))
     target = pick_device(device)
     encoder = load_encoder(run).to(target)
@@ -95,13 +90,67 @@ def embed_folder(
     return len(paths), tuple(_text(str(line)) for line in (*skipped, *broken))
 
 
+def embed_text(run: Path, file: Path, output: Path, *, device: str = "auto", batch_size: int = 256) -> int:
+    """Write the vectors of all lines of a text file, as a sentence encoder sees them: row i is line i.
+
+    ============  ==============================================================================
+    ``.parquet``  columns ``sentence`` and ``embedding`` (a list of float32 of fixed length)
+    ``.npz``      arrays ``sentences`` (N,) and ``embeddings`` (N, d), readable without pickle
+    ``.csv``      a header, then a row for each line: the sentence and d numbers
+    ============  ==============================================================================
+
+    A blank line has a row like every other, that of a sentence without words. The vectors are those that
+    ``SentenceTransformer(run).encode`` gives. The output is written whole or not at all.
+
+    Args:
+        run: a run folder of sentences, or any sentence-transformers folder.
+        file: UTF-8, a sentence a line.
+        output: the file to write; its ending says the format, in lower or upper case.
+        device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
+        batch_size: sentences at a time.
+
+    Returns:
+        The number of sentences.
+
+    Raises:
+        FileExistsError: the output exists.
+        FileNotFoundError: no such run or file.
+        ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, or the run is none of
+            sentences.
+    """
+    from fmicl.text_results import check_sentence_encoder, load_sentence_transformer
+
+    if batch_size < 1:
+        raise ValueError(f"--batch-size must be positive, but it is {batch_size}")
+    _check_output(output)
+    check_sentence_encoder(run)
+    reader = LineReader(file)
+    sentences = [line for lines in reader for line in lines]
+    reader.check()
+    if not sentences:
+        raise ValueError(f"{file} is empty")
+    model = load_sentence_transformer(run, device)
+    vectors = model.encode(sentences, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
+    write_table(output, sentences, vectors.cpu(), column="sentence")
+    return len(sentences)
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix.lower() not in FORMATS:
+        raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
+    if output.exists():
+        raise FileExistsError(f"{output} exists and is not overwritten: take another name")
+    if not output.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
+
+
 def _text(path: str) -> str:
     """A file name as text that can be written anywhere."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:
-    """Write paths and vectors (N, d) in the format that the ending says.
+def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str = "path") -> None:
+    """Write what was embedded, and vectors (N, d), in the format that the ending says.
 
     Raises:
         FileExistsError: the output exists.
@@ -114,27 +163,28 @@ def write_table(output: Path, paths: list[str], vectors: Tensor) -> None:
         path,0,1
         a.png,1.0,0.5
     """
-    writers: dict[str, Callable[[Path, list[str], np.ndarray], None]]
+    writers: dict[str, Callable[[Path, str, list[str], np.ndarray], None]]
     writers = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}
     write = writers[output.suffix.lower()]
-    write_whole(output, lambda path: write(path, paths, vectors.float().numpy()), overwrite=False)
+    write_whole(output, lambda path: write(path, column, names, vectors.float().numpy()), overwrite=False)
 
 
-def _parquet(path: Path, paths: list[str], vectors: np.ndarray) -> None:
+def _parquet(path: Path, column: str, names: list[str], vectors: np.ndarray) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), vectors.shape[1])
-    pyarrow.parquet.write_table(pyarrow.table({"path": paths, "embedding": column}), path)
+    rows = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), vectors.shape[1])
+    pyarrow.parquet.write_table(pyarrow.table({column: names, "embedding": rows}), path)
 
 
-def _npz(path: Path, paths: list[str], vectors: np.ndarray) -> None:
+def _npz(path: Path, column: str, names: list[str], vectors: np.ndarray) -> None:
+    arrays = {f"{column}s": np.array(names, dtype=np.str_), "embeddings": vectors}
     with path.open("wb") as file:  # given a name, it would add an ending
-        np.savez(file, paths=np.array(paths, dtype=np.str_), embeddings=vectors)
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
-def _csv(path: Path, paths: list[str], vectors: np.ndarray) -> None:
+def _csv(path: Path, column: str, names: list[str], vectors: np.ndarray) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["path", *range(vectors.shape[1])])
-        writer.writerows([name, *row] for name, row in zip(paths, vectors.tolist(), strict=True))
+        writer.writerow([column, *range(vectors.shape[1])])
+        writer.writerows([name, *row] for name, row in zip(names, vectors.tolist(), strict=True))

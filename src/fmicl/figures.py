@@ -94,7 +94,13 @@ def loss_curve(metrics_csv: Path | str, out: Path | str, *, theme: Theme = "ligh
 
 
 def metric_curve(
-    metrics_csv: Path | str, column: str, out: Path | str, *, label: str | None = None, theme: Theme = "light"
+    metrics_csv: Path | str,
+    column: str,
+    out: Path | str,
+    *,
+    label: str | None = None,
+    theme: Theme = "light",
+    over: Literal["epoch", "step"] = "epoch",
 ) -> Path:
     """Draw one column of a metrics.csv over epochs, where it was measured.
 
@@ -104,6 +110,7 @@ def metric_curve(
         out: the PNG to write.
         label: what to call it; the column's name if None.
         theme: light or dark.
+        over: which column to draw it over.
 
     Returns:
         `out`, as a path.
@@ -113,19 +120,19 @@ def metric_curve(
         ValueError: if it has no such column, or no finite value in it.
     """
     metrics = read_metrics(metrics_csv)
-    for name in ("epoch", column):
+    for name in (over, column):
         if name not in metrics:
             raise ValueError(f"{metrics_csv} has no column {name!r} of numbers; it has {', '.join(metrics)}")
     points = [
-        (epoch, value)
-        for epoch, value in zip(metrics["epoch"], metrics[column], strict=True)
-        if epoch is not None and value is not None and math.isfinite(epoch) and math.isfinite(value)
+        (place, value)
+        for place, value in zip(metrics[over], metrics[column], strict=True)
+        if place is not None and value is not None and math.isfinite(place) and math.isfinite(value)
     ]
     if not points:
         raise ValueError(f"{metrics_csv} has no finite value of {column!r} yet")
     x, y = zip(*points, strict=True)
     colours = COLOURS[theme]
-    figure, axes = _axes(colours, label or column, "Epoch")
+    figure, axes = _axes(colours, label or column, over.capitalize())
     # Dots where they can be told apart: they show how often it was measured.
     axes.plot(x, y, color=colours.first, linewidth=1.8, marker="o" if len(x) <= 30 else None, markersize=3.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))

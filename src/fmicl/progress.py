@@ -22,13 +22,21 @@ class Progress(Callback):
         batch_size: samples of a batch.
         say: where lines go without a terminal.
         live: draw a bar.
+        unit: what a sample is called.
     """
 
     def __init__(
-        self, total: int, batches_per_epoch: int, batch_size: int, *, say: Callable[[str], None], live: bool
+        self,
+        total: int,
+        batches_per_epoch: int,
+        batch_size: int,
+        *,
+        say: Callable[[str], None],
+        live: bool,
+        unit: str = "images",
     ) -> None:
         self.total, self.batches_per_epoch, self.batch_size = total, batches_per_epoch, batch_size
-        self.say, self.live = say, live
+        self.say, self.live, self.unit = say, live, unit
         self._bar: Any = None
         self._task: Any = None
         self._shown, self._done = 0.0, 0  # when, and where the run stood
@@ -41,7 +49,8 @@ class Progress(Callback):
         if self.live:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-            text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  {task.fields[rate]} images/s  time left"
+            text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  {task.fields[rate]} "
+            text += f"{self.unit}/s  time left"
             self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
             self._bar.start()
             self._task = self._bar.add_task("", total=self.total, completed=self._done, epoch="", loss="", rate="")
@@ -64,12 +73,12 @@ class Progress(Callback):
         self._shown, self._done = now, done
         loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
         epoch = f"{-(-done // self.batches_per_epoch)}/{self.total // self.batches_per_epoch}"
-        images = f"{rate * self.batch_size:.0f}"
+        samples = f"{rate * self.batch_size:.0f}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=images)
+            self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=samples)
         else:
             left = (self.total - done) / rate
-            self.say(f"epoch {epoch}  loss {loss:.4f}  {images} images/s  time left {_clock(left)}")
+            self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {_clock(left)}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leave the terminal as it was, whatever happened."""

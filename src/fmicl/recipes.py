@@ -1,28 +1,25 @@
 """Settings as data: what each recipe trains, on what, for how long.
 
-A recipe is one frozen dataclass, and :data:`RECIPES` below reads like the paper's table of settings. The command
-line (:mod:`fmicl.cli`) is derived from these classes: a field that is added here is an option there. Nothing in this
-file imports torch, so that ``fmicl --help`` answers at once.
+A recipe is one frozen dataclass, and :data:`RECIPES` below reads like the paper's table of settings; those on sentences
+are in :mod:`fmicl.text_recipes`. The command line (:mod:`fmicl.cli`) is derived from these classes: a field that is
+added here is an option there. Nothing in this file imports torch, so that ``fmicl --help`` answers at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
+from fmicl.settings import Settings
 from fmicl.views import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD, STL10_MEAN, STL10_STD, Views
-
-Method = Literal["simclr", "moco", "mocov3"]
-Objective = Literal["fmicl", "infonce", "align_uniform", "spectral"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """All settings of one training run: objective x method x encoder x data, and how it is optimised.
+class Recipe(Settings):
+    """All settings of one training run on images: objective x method x encoder x data, and how it is optimised.
 
     Raises:
         ValueError: a number is out of its range, or two settings contradict each other. The message names the field.
@@ -32,6 +29,13 @@ class Recipe:
         >>> recipe.encoder, recipe.batch_size, recipe.alpha
         ('resnet18', 512, 40.0)
     """
+
+    kind: ClassVar[str] = "images"
+    machine: ClassVar[frozenset[str]] = Settings.machine | {
+        "data_dir", "download", "checksum", "memory_gib", "workers",
+    }  # fmt: skip
+    """Of these, memory_gib too changes roundings: it says where images are resized."""
+    paths: ClassVar[tuple[str, ...]] = ("data_dir",)
 
     # Data
     dataset: str
@@ -67,60 +71,6 @@ class Recipe:
     dim: int = 512
     """Dimension d of the embeddings."""
 
-    # Method
-    method: Method = "simclr"
-    """Which embeddings are pairs, and who is a negative."""
-    encoder_momentum: float | None = None
-    """Of the momentum encoder (None: 0.999 for moco; 0.99, rising to 1, for mocov3)."""
-    queue: int = 4096
-    """Negatives that moco keeps from past batches."""
-
-    # Objective
-    objective: Objective = "fmicl"
-    """What is optimised."""
-    divergence: str = "kl"
-    """Of fmicl: kl, js, pearson, squared_hellinger, jeffrey, tsallis, vlc, reverse_kl or neyman."""
-    order: float = 3.0
-    """Of tsallis, above 1; the paper takes 3."""
-    alpha: float = 40.0
-    """Weight of the negatives (fmicl)."""
-    gamma: float = 1.0
-    """Of the kernel exp(-gamma |x - y|^2) (fmicl, align_uniform); the cosine's temperature is 1 / (2 gamma)."""
-    mu: float | Literal["normalised"] = 1.0
-    """Scale of the density ratio (fmicl, spectral); normalised: the constant that makes it one."""
-    similarity: Literal["gaussian", "cosine"] = "gaussian"
-    """How close two embeddings are (fmicl)."""
-    negatives: Literal["auto", "anchor", "both", "cross"] = "auto"
-    """Other anchors, all other views, or other second views; auto: as the objective's paper; cross for mocov3.
-    moco takes its queue instead."""
-    shift: Literal["optimal"] | None = None
-    """Maximise over the Donsker-Varadhan shift (fmicl)."""
-    temperature: float = 0.2
-    """Of infonce."""
-    uniformity_weight: float = 1.0
-    """Weight of the uniformity term (align_uniform)."""
-
-    # Optimisation
-    epochs: int = 800
-    """Passes over the data."""
-    batch_size: int = 256
-    """Samples of a batch, over all processes together."""
-    accumulate: int = 1
-    """Batches whose gradients make one step."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum 0.9, or AdamW."""
-    learning_rate: float = 0.1
-    """Highest learning rate, reached after the warm-up; a cosine takes it to 0."""
-    scale_learning_rate: bool = False
-    """Multiply the learning rate by the samples of a step (batch x accumulate) / 256."""
-    weight_decay: float = 1e-4
-    """Of weights; biases and normalisation parameters have none."""
-    warmup_epochs: float = 10.0
-    """Epochs in which the learning rate rises by the same amount each step, the first being one such amount; never
-    more than a fifth of all."""
-    clip: float = 0.0
-    """Clip the norm of the gradient here (0: never)."""
-
     # Evaluation
     k: int = 200
     """Neighbours in the k-NN classifier."""
@@ -130,67 +80,19 @@ class Recipe:
     """Evaluate raw pixels and the untrained encoder as well."""
 
     # Machine
-    seed: int = 0
-    """Every random number of the run follows from this one."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; auto takes a GPU if there is one."""
-    devices: int = 1
-    """Devices on this machine; under torchrun or SLURM their number comes from there."""
-    precision: Literal["auto", "32", "bf16"] = "auto"
-    """auto: bf16 mixed precision on a GPU that has it, else 32 bit."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto: on a GPU."""
     sync_batchnorm: bool = True
     """Batch normalisation over all GPUs together."""
     workers: int = 8
     """Processes that decode images, for data that doesn't fit into memory."""
-    checkpoint_minutes: float = 10.0
-    """Longest time between two checkpoints; epochs of half a minute and more end with one anyway."""
-    checkpoint_steps: int = 0
-    """Also write a checkpoint each so many steps (0: no)."""
 
     def __post_init__(self) -> None:
         """Refuse numbers that can't be meant."""
-        positive = [
-            "hidden",
-            "dim",
-            "queue",
-            "alpha",
-            "gamma",
-            "temperature",
-            "uniformity_weight",
-            "epochs",
-            "batch_size",
-        ]
-        positive += ["accumulate", "learning_rate", "k", "devices", "checkpoint_minutes"]
-        if self.mu != "normalised":
-            positive.append("mu")
+        super().__post_init__()
+        self._require_positive("hidden", "dim", "k")
         if self.depth is not None:
-            positive.append("depth")
-        for name in positive:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive, but it is {value}")
-        for name in (
-            "weight_decay",
-            "warmup_epochs",
-            "clip",
-            "monitor_every",
-            "workers",
-            "checkpoint_steps",
-            "memory_gib",
-        ):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must not be negative, but it is {value}")
-        for name in ("second_blur", "second_solarise", "encoder_momentum"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], but it is {value}")
-        if not (math.isfinite(self.order) and self.order > 1):
-            raise ValueError(f"order (of tsallis) must be above 1, but it is {self.order}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie between 0 and 2^63 - 1, but it is {self.seed}")
+            self._require_positive("depth")
+        self._require_not_negative("monitor_every", "workers", "memory_gib")
+        self._require_share("second_blur", "second_solarise")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is a share of the training data, in [0, 1), but it is {self.validation}")
 
@@ -202,77 +104,30 @@ class Recipe:
         solarise = first.solarise if self.second_solarise is None else self.second_solarise
         return first, dataclasses.replace(first, blur=blur, solarise=solarise)
 
-    @property
-    def peak_learning_rate(self) -> float:
-        """The learning rate after the warm-up; scaled by the samples of a step / 256 where the recipe says so."""
-        scale = self.batch_size * self.accumulate / 256 if self.scale_learning_rate else 1.0
-        return self.learning_rate * scale
-
-    def without_part(self, default: Recipe) -> list[str]:
-        """Fields that differ from another recipe's and have no part in this one's objective and method.
-
-        Example:
-            >>> default = RECIPES["digits"].recipe
-            >>> dataclasses.replace(default, temperature=0.1, queue=512).without_part(default)
-            ['temperature', 'queue']
-        """
-        fmicl = self.objective == "fmicl"
-        parts = {
-            "divergence": fmicl,
-            "order": fmicl and self.divergence == "tsallis",
-            "alpha": fmicl,
-            "gamma": fmicl or self.objective == "align_uniform",
-            "mu": fmicl or self.objective == "spectral",
-            "similarity": fmicl,
-            "shift": fmicl,
-            "temperature": self.objective == "infonce",
-            "uniformity_weight": self.objective == "align_uniform",
-            "negatives": self.method != "moco",
-            "queue": self.method == "moco",
-            "encoder_momentum": self.method != "simclr",
-        }
-        return [name for name, part in parts.items() if not part and getattr(self, name) != getattr(default, name)]
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types; :meth:`from_json` is the way back.
-
-        Example:
-            >>> recipe = RECIPES["digits"].recipe
-            >>> Recipe.from_json(recipe.to_json()) == recipe
-            True
-        """
-        settings = dataclasses.asdict(self)
-        settings["data_dir"] = None if self.data_dir is None else str(self.data_dir)
-        settings["views"] = {k: list(v) if isinstance(v, tuple) else v for k, v in settings["views"].items()}
-        return settings
-
     @classmethod
-    def from_json(cls, settings: dict[str, Any]) -> Recipe:
+    def from_json(cls, settings: dict[str, Any]) -> Self:
         """The recipe that :meth:`to_json` wrote.
 
         Raises:
             ValueError: fields that this version doesn't know.
         """
-        unknown = set(settings) - {f.name for f in dataclasses.fields(cls)}
-        if unknown:
-            raise ValueError(
-                f"settings hold fields that this version of fmicl doesn't know: {', '.join(sorted(unknown))}"
-            )
         views: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["views"].items()}
-        data_dir = settings.get("data_dir")
-        return cls(**{**settings, "views": Views(**views), "data_dir": None if data_dir is None else Path(data_dir)})
+        return super().from_json({**settings, "views": Views(**views)})
+
+
+R_co = TypeVar("R_co", bound=Settings, covariant=True)
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Generic[R_co]):
     """A recipe with the name and the sentence that a person chooses it by."""
 
     name: str
     sentence: str
-    recipe: Recipe
+    recipe: R_co
 
 
-RECIPES: dict[str, Entry] = {
+RECIPES: dict[str, Entry[Recipe]] = {
     entry.name: entry
     for entry in (
         Entry(

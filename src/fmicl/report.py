@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fmicl._html import NAMES, data, document, flat, is_number, pairs, percent, show, table, words
 from fmicl.figures import Theme, distance_figure, loss_curve, metric_curve, neighbour_figure, read_metrics
@@ -29,6 +29,11 @@ _CURVES = {
     "alignment": ("Alignment", "Alignment", "Mean squared distance of positive pairs; lower is closer."),
     "uniformity": ("Uniformity", "Uniformity", "Log mean Gaussian potential of all pairs; lower is more uniform."),
     "effective_rank": ("Effective rank", "Dimensions", "Dimensions in use; near 1, the embeddings have collapsed."),
+}
+_TEXT_CURVES = {
+    "loss": ("Training loss", "Loss", "Mean over the steps between two points."),
+    "stsb_dev": ("STS-B dev", "Spearman x 100", "What the checkpoint was chosen by."),
+    **{name: _CURVES[name] for name in ("alignment", "uniformity", "effective_rank")},
 }
 _EXPLAINED = {
     "alignment": "mean squared distance of positive pairs, 0 to 4",
@@ -62,11 +67,12 @@ def write_report(run: Path | str) -> Path:
     page = _Page(run)
     settings = page.read_json("settings.json", "the settings")
     results = page.read_json("results.json", "the results: the run may not have ended")
+    text = settings.get("kind") == "text"
     parts = [
         _header(run, settings),
-        _results(results),
-        _figures(page),
-        _metrics(page),
+        _text_results(results) if text else _results(results),
+        _text_figures(page) if text else _figures(page),
+        _metrics(page, text=text),
         _settings(settings),
         page.notes_section(),
     ]
@@ -144,7 +150,7 @@ def _header(run: Path, settings: Mapping[str, Any]) -> str:
     chosen = chosen if isinstance(chosen, dict) else {}
     objective = " ".join(
         str(chosen[key])
-        for key in ("method", "objective", "divergence", "encoder")
+        for key in ("method", "objective", "divergence", "encoder", "model")
         if chosen.get(key) is not None and not (key == "divergence" and chosen.get("objective") != "fmicl")
     )
     facts = [objective, f"seed {settings['seed']}" if settings.get("seed") is not None else ""]
@@ -184,6 +190,31 @@ def _results(results: Mapping[str, Any]) -> str:
     )
 
 
+def _text_results(results: Mapping[str, Any]) -> str:
+    if not results:
+        return ""
+    where = f"The encoder of step {show(results.get('step'))}"
+    if is_number(results.get("stsb_dev")):
+        where += f", the best on STS-B dev ({results['stsb_dev']:.2f})"
+    elif results.get("chosen_by") == "last step":
+        where += ", the last one"
+    scores = results.get("pairs")
+    if not isinstance(scores, dict):
+        hint = "No STS scores yet: <code>fmicl evaluate RUN --sts DIR</code> adds them."
+        return f'<section><h2>Results</h2><p class="where">{where}. {hint}</p></section>'
+    rows = [[escape(name), _score(results.get(name)), show(count)] for name, count in scores.items()]
+    rows.append(["<b>Average</b>", f"<b>{_score(results.get('avg'))}</b>", ""])
+    scored = table(["Task", "Spearman x 100", "Pairs"], rows, kind="numbers few")
+    told = {"step", "stsb_dev", "chosen_by", "pairs", "avg", *scores}
+    rest = [(key, value) for key, value in flat(results) if key.split(".")[0] not in told]
+    more = f"<details><summary>How it was measured</summary>{pairs(rest)}</details>" if rest else ""
+    return f'<section><h2>Results</h2><p class="where">{where}; test splits.</p>{scored}{more}</section>'
+
+
+def _score(value: Any) -> str:
+    return f"{value:.2f}" if is_number(value) else "–"
+
+
 def _comparison(results: Mapping[str, Any], rivals: list[str]) -> str:
     """Trained encoder and rivals, with the best of each column in bold, whosever it is."""
     rows = [("Trained encoder", results), *((NAMES[key], results[key]) for key in rivals)]
@@ -198,7 +229,13 @@ def _comparison(results: Mapping[str, Any], rivals: list[str]) -> str:
     )
 
 
-def _figures(page: _Page) -> str:
+def _text_figures(page: _Page) -> str:
+    curves = "".join(_curves(page, _TEXT_CURVES, "step"))
+    return f'<section><h2>Figures</h2><div class="figures">{curves}</div></section>' if curves else ""
+
+
+def _curves(page: _Page, wanted: Mapping[str, tuple[str, str, str]], over: Literal["epoch", "step"]) -> list[str]:
+    """Curves of the columns of metrics.csv that are wanted."""
     path = page.run / "metrics.csv"
     curves: list[str] = []
     try:
@@ -208,15 +245,20 @@ def _figures(page: _Page) -> str:
     except _DAMAGED as error:
         page.notes.append(f"No curves: {error}.")
     else:
-        for column, (title, label, text) in _CURVES.items():
+        for column, (title, label, text) in wanted.items():
             if not any(value is not None and math.isfinite(value) for value in metrics.get(column, [])):
                 page.notes.append(f"{title}: metrics.csv has no finite values of it.")
                 continue
 
             def draw(out: Path, theme: Theme, column: str = column, label: str = label) -> Path:
-                return metric_curve(path, column, out, label=label, theme=theme)
+                return metric_curve(path, column, out, label=label, theme=theme, over=over)
 
             curves.append(page.picture(column, title, text, draw))
+    return curves
+
+
+def _figures(page: _Page) -> str:
+    curves = _curves(page, _CURVES, "epoch")
     arrays = page.arrays()
     if "positive" in arrays and "negative" in arrays:
         curves.append(
@@ -248,14 +290,15 @@ def _figures(page: _Page) -> str:
     return f'<section><h2>Figures</h2><div class="figures">{"".join(curves)}{wide}</div></section>'
 
 
-def _metrics(page: _Page) -> str:
+def _metrics(page: _Page, *, text: bool = False) -> str:
     try:
         metrics = read_metrics(page.run / "metrics.csv")
     except _DAMAGED:
         return ""  # the curves have said so
     count = len(next(iter(metrics.values())))
     # Rows with a k-NN accuracy say most, if there are any; of these, evenly spaced ones, and the last of all.
-    full = [row for row, value in enumerate(metrics.get("knn", [])) if value is not None] or list(range(count))
+    most = metrics.get("stsb_dev" if text else "knn", [])
+    full = [row for row, value in enumerate(most) if value is not None] or list(range(count))
     step = (len(full) - 1) / max(1, min(_ROWS, len(full)) - 1)
     rows = sorted({full[round(i * step)] for i in range(min(_ROWS, len(full)))} | {count - 1})
     columns = [name for name, values in metrics.items() if any(value is not None for value in values)]
@@ -264,8 +307,9 @@ def _metrics(page: _Page) -> str:
         [["" if (value := metrics[name][row]) is None else show(value) for name in columns] for row in rows],
         kind="numbers",
     )
+    unit = "step" if text else "epoch"
     some = f", {len(rows)} of {count} rows" if len(rows) < count else ""
-    return f"<section><h2>Metrics</h2><details><summary>By epoch{some}</summary>{rows_table}</details></section>"
+    return f"<section><h2>Metrics</h2><details><summary>By {unit}{some}</summary>{rows_table}</details></section>"
 
 
 def _settings(settings: Mapping[str, Any]) -> str:

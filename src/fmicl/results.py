@@ -29,12 +29,12 @@ from fmicl.recipes import Recipe
 from fmicl.runs import (
     EncoderConfig,
     Run,
+    keep_old,
     load_encoder,
     load_projection,
     open_run,
     pick_device,
     read_fingerprint,
-    read_json,
     read_recipe,
     write_json,
 )
@@ -114,7 +114,7 @@ def evaluate_run(
     if broken:
         say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {_listed(broken)}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
-    _keep_old(run.results, results)
+    keep_old(run.results, results)
     write_whole(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results
@@ -250,13 +250,3 @@ def _neighbours(
     rows = torch.stack([pictures(gallery, row, recipe.views.size) for row in indices])
     shown = torch.cat([pictures(pool, chosen, recipe.views.size).unsqueeze(1), rows], dim=1)
     return {"neighbour_images": shown.contiguous(), "neighbour_similarity": similarity.cpu().contiguous()}
-
-
-def _keep_old(path: Path, results: dict[str, Any]) -> None:
-    """Move results that differ out of the way: results.json -> results-1.json."""
-    if not path.exists() or read_json(path) == results:
-        return
-    number = 1
-    while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
-        number += 1
-    path.rename(kept)

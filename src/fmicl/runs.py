@@ -2,6 +2,9 @@
 
 RUN/settings.json  metrics.csv  tensorboard/  checkpoints/last.ckpt  encoder.safetensors  encoder.json
     projection.safetensors  results.json  arrays.safetensors  figures/  report.html
+
+A run on sentences has, in the place of the encoder's two files, sentence_transformer/ and a modules.json that makes the
+run folder itself one of sentence-transformers.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
@@ -25,6 +29,8 @@ import fmicl
 from fmicl.files import write_whole
 from fmicl.models import build_encoder
 from fmicl.recipes import Recipe
+from fmicl.settings import Settings
+from fmicl.text_recipes import TextRecipe
 
 ROOT = Path("runs")
 """Where runs go by default, under the current folder."""
@@ -75,6 +81,16 @@ class Run:
     def projection(self) -> Path:
         """The weights of the projection head."""
         return self.path / "projection.safetensors"
+
+    @property
+    def sentence_transformer(self) -> Path:
+        """Of a run on sentences: the encoder with its tokenizer, as sentence-transformers keeps it."""
+        return self.path / "sentence_transformer"
+
+    @property
+    def modules(self) -> Path:
+        """Of a run on sentences: what makes the run folder itself a sentence encoder."""
+        return self.path / "modules.json"
 
     @property
     def results(self) -> Path:
@@ -154,8 +170,11 @@ def open_run(path: Path | str) -> Run:
 
 def remove_halves(run: Run) -> None:
     """Remove what a killed process left of files that it was just writing."""
-    for path in run.path.rglob(".*.tmp"):
-        path.unlink(missing_ok=True)
+    for path in list(run.path.rglob(".*.tmp")):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -179,13 +198,29 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_settings(run: Run, name: str, recipe: Recipe, device: str, data: dict[str, Any] | None = None) -> None:
+def keep_old(path: Path, value: dict[str, Any]) -> None:
+    """Move a JSON file that holds something else out of the way: results.json -> results-1.json."""
+    if not path.exists() or read_json(path) == value:
+        return
+    number = 1
+    while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+        number += 1
+    path.rename(kept)
+
+
+def write_settings(run: Run, name: str, recipe: Settings, device: str, data: dict[str, Any] | None = None) -> None:
     """Write settings.json: all that is needed to run it again, and the fingerprint of the data that it saw."""
-    packages = ("torch", "lightning", "timm", "torchvision", "scikit-learn")
+    packages = ["torch", "lightning"]
+    packages += (
+        ["timm", "torchvision", "scikit-learn"]
+        if recipe.kind == "images"
+        else ["transformers", "tokenizers", "sentence-transformers"]
+    )
     write_json(
         run.settings,
         {
             "recipe": name,
+            "kind": recipe.kind,
             "settings": recipe.to_json(),
             "data": data,
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -199,10 +234,36 @@ def write_settings(run: Run, name: str, recipe: Recipe, device: str, data: dict[
     )
 
 
+def read_kind(run: Run) -> str:
+    """What a run is trained on: "images" (older runs don't say it) or "text"."""
+    return str(read_json(run.settings).get("kind", Recipe.kind))
+
+
 def read_recipe(run: Run) -> tuple[str, Recipe]:
-    """Name and settings of a run."""
-    settings = read_json(run.settings)
+    """Name and settings of a run on images.
+
+    Raises:
+        ValueError: it is one on sentences.
+    """
+    settings = _settings_of(run, Recipe.kind)
     return str(settings["recipe"]), Recipe.from_json(settings["settings"])
+
+
+def read_text_recipe(run: Run) -> tuple[str, TextRecipe]:
+    """Name and settings of a run on sentences.
+
+    Raises:
+        ValueError: it is one on images.
+    """
+    settings = _settings_of(run, TextRecipe.kind)
+    return str(settings["recipe"]), TextRecipe.from_json(settings["settings"])
+
+
+def _settings_of(run: Run, kind: str) -> dict[str, Any]:
+    found = read_kind(run)
+    if found != kind:
+        raise ValueError(f"{run.path} is a run on {found}, not on {kind}")
+    return read_json(run.settings)
 
 
 def read_fingerprint(run: Run) -> dict[str, Any] | None:
@@ -297,9 +358,11 @@ def load_encoder(run: Path | str) -> nn.Module:
 
     Raises:
         FileNotFoundError: no such run, or it has not ended.
-        ValueError: the weights don't fit the config.
+        ValueError: the weights don't fit the config, or the run is one on sentences.
     """
     folder = open_run(run)
+    if read_kind(folder) == TextRecipe.kind:
+        raise ValueError(f"{folder.path} is a run on text: sentence_transformers.SentenceTransformer(RUN) loads it")
     config = EncoderConfig.read(folder)
     if not folder.encoder.exists():
         raise FileNotFoundError(f"{folder.encoder} is missing beside encoder.json: copy the whole run folder")

@@ -1,22 +1,37 @@
-"""What a sentence encoder is worth: the STS scores of a sentence-transformers folder, and the JSON file they go to."""
+"""What a sentence encoder is worth: the STS scores of a sentence-transformers folder or a run, and where they go."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fmicl.files import write_whole
-from fmicl.runs import pick_device
-from fmicl.sts import Encode, evaluate_tasks, load_sts
+from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_json
+from fmicl.sts import Encode, StsTask, evaluate_tasks, load_sts
+from fmicl.text_models import Tokenizer, quiet_transformers
+from fmicl.text_recipes import TextRecipe
 
-__all__ = ["evaluate_text", "load_sentence_encoder", "write_new_json"]
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+__all__ = [
+    "check_sentence_encoder",
+    "evaluate_text",
+    "load_sentence_encoder",
+    "note_scores",
+    "stsb_scorer",
+    "write_new_json",
+]
 
 BATCH = 64
+DEV_BATCH = 256
+ABOUT = ("step", "stsb_dev", "chosen_by")
+"""Of results.json, which encoder was exported, and why."""
 
 
 def evaluate_text(
@@ -25,7 +40,7 @@ def evaluate_text(
     """Score a sentence encoder on the STS tasks, and write the scores to a new file if one is named.
 
     Args:
-        path: a folder that `SentenceTransformer.save` left.
+        path: a run folder of sentences, or a folder that `SentenceTransformer.save` left.
         sts: the tasks, in SentEval's layout.
         output: a JSON file that must not exist yet; it is written whole or not at all.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
@@ -49,6 +64,57 @@ def evaluate_text(
     return results
 
 
+def note_scores(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Write results.json of a run on sentences: which encoder was exported, and its scores.
+
+    Results that say something else are not thrown away: they get a number.
+
+    Args:
+        run: the run.
+        scores: what `evaluate_text` gives; None for none.
+        about: which step was exported, why, and its score on STS-B dev; None keeps what results.json says.
+
+    Returns:
+        What results.json holds.
+    """
+    if about is None:
+        before = read_json(run.results) if run.results.exists() else {}
+        about = {key: before.get(key) for key in ABOUT}
+    results = {**about, **{key: value for key, value in (scores or {}).items() if key != "model"}}
+    keep_old(run.results, results)
+    write_json(run.results, results)
+    return results
+
+
+def stsb_scorer(
+    task: StsTask, tokenizer: Tokenizer, length: int, device: torch.device
+) -> Callable[[nn.Module], float | None]:
+    """A function that gives a sentence encoder's score on a task, in percent; None where it isn't defined.
+
+    Sentences are tokenised once. The encoder is asked in eval mode and as it was written: what is compiled is
+    compiled for the batches of training.
+    """
+    batches: dict[tuple[str, ...], Tensor] = {}
+
+    def score(encoder: nn.Module) -> float | None:
+        def encode(sentences: Sequence[str]) -> Tensor:
+            key = tuple(sentences)
+            if key not in batches:
+                batches[key] = tokenizer.batch(sentences, length).to(device)
+            vectors: Tensor = encoder.forward(batches[key])
+            return vectors
+
+        training = encoder.training
+        encoder.eval()
+        try:
+            value: float | None = evaluate_tasks(encode, {task.name: task}, batch_size=DEV_BATCH)[task.name]
+        finally:
+            encoder.train(training)
+        return value
+
+    return score
+
+
 def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
     """The encoder of a sentence-transformers folder, as a function from sentences to embeddings.
 
@@ -58,18 +124,7 @@ def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
         FileNotFoundError: there is no such folder.
         ValueError: it is not a sentence-transformers folder, or can't be loaded.
     """
-    place = pick_device(device)
-    _check_sentence_encoder(path)
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ValueError(
-            f"sentence encoders need sentence-transformers: pip install 'fmicl[text]' ({error})"
-        ) from error
-    try:
-        model = SentenceTransformer(str(path), device=str(place), local_files_only=True)
-    except Exception as error:  # its parts raise a handful of unrelated types for damaged folders
-        raise ValueError(f"{path} can't be loaded as a sentence-transformers model: {error}") from error
+    model = load_sentence_transformer(path, device)
 
     def encode(sentences: Sequence[str]) -> Tensor:
         with torch.no_grad():
@@ -78,6 +133,23 @@ def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
             )
 
     return encode
+
+
+def load_sentence_transformer(path: Path, device: str = "auto") -> SentenceTransformer:
+    """The model itself; see :func:`load_sentence_encoder`."""
+    place = pick_device(device)
+    check_sentence_encoder(path)
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ValueError(
+            f"sentence encoders need sentence-transformers: pip install 'fmicl[text]' ({error})"
+        ) from error
+    try:
+        with quiet_transformers():
+            return SentenceTransformer(str(path), device=str(place), local_files_only=True)
+    except Exception as error:  # its parts raise a handful of unrelated types for damaged folders
+        raise ValueError(f"{path} can't be loaded as a sentence-transformers model: {error}") from error
 
 
 def write_new_json(path: Path, value: object) -> None:
@@ -104,14 +176,23 @@ def _check_new(path: Path) -> None:
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
 
 
-def _check_sentence_encoder(path: Path) -> None:
-    """Refuse what is not a sentence-transformers folder, in words that say what it is."""
+def check_sentence_encoder(path: Path) -> None:
+    """Refuse what is not a sentence-transformers folder, in words that say what it is.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it is a run that has not ended.
+        ValueError: it is something else.
+    """
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}")
     if (path / "modules.json").is_file():
         return
+    if (path / "settings.json").is_file() and read_kind(Run(path)) == TextRecipe.kind:
+        raise FileNotFoundError(
+            f"{path} has no modules.json yet: its training has not ended; go on with `fmicl train ... --resume`"
+        )
     if (path / "settings.json").is_file():
-        raise ValueError(f"{path} is a run folder with an image encoder; --sts scores sentence encoders")
+        raise ValueError(f"{path} is a run folder with an image encoder; a sentence encoder is wanted here")
     if (path / "config.json").is_file():
         raise ValueError(
             f"{path} is a plain transformers model: nothing says how its tokens make one vector. "

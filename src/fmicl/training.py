@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import math
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +29,7 @@ from torch import nn
 import fmicl
 from fmicl import Divergence, theory
 from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
-from fmicl.data import Skipped, Splits, ViewStream, fingerprint, what_changed
+from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder
 from fmicl.progress import Progress
@@ -43,23 +44,12 @@ from fmicl.runs import (
     pick_device,
     read_fingerprint,
     read_recipe,
+    read_text_recipe,
     remove_halves,
     write_settings,
 )
+from fmicl.settings import Settings
 from fmicl.similarities import Gaussian
-
-MACHINE = frozenset(
-    {
-        "data_dir", "download", "checksum", "memory_gib", "device", "devices", "precision", "compile", "workers",
-        "checkpoint_minutes", "checkpoint_steps",
-    }
-)  # fmt: skip
-"""Settings that may differ when a run is resumed: they say where it runs, not what it computes.
-
-Of these, device, devices, precision, compile and memory_gib do change how numbers are rounded, how a batch is shared
-out or where images are resized: a run that is resumed with others ends with an encoder as good, but not with the same
-bits. The rest change nothing.
-"""
 
 
 def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume: bool = False) -> Run | None:
@@ -81,32 +71,43 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
         KeyboardInterrupt: the run was stopped by Ctrl-C, or by SIGTERM, which leaves a checkpoint.
     """
-    with _quiet_lightning():
+    with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
-        _check_batch(recipe, processes.world_size)
+        check_batch(recipe, processes.world_size)
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         build_objective(recipe)  # wrong settings are found before data is read and a folder made
         encoder = build_recipe_encoder(recipe)
         splits = load_splits(recipe)
         stream = _stream(recipe, splits, device, processes)
-        old = _old_run(name, out) if resume else None
+        old = old_run(name, out) if resume else None
+        changed = functools.partial(what_changed, splits=splits)
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
-            _check_same(old, recipe, splits)
+            check_same(old, recipe, changed)
             if processes.rank == 0:
-                _say(f"the run in {old.path} has ended already")
+                say(f"the run in {old.path} has ended already")
             return old if processes.rank == 0 else None
-        run = _open(recipe, name, out, old, str(device), splits) if processes.rank == 0 else None
-        if run is not None:
-            _say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
+        run = None
+        if processes.rank == 0:
+            run = open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed)
+            say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             _report_skipped(splits)
-            _report_unused(recipe, name)
+            report_unused(recipe, RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset))
         method = build_method(recipe, encoder, len(stream))
-        _fit(recipe, method, stream, splits, run, device, processes, resume)
+        recorder = Recorder(
+            run,
+            len(stream),
+            monitor=knn_monitor(recipe, splits, device) if run is not None else None,
+            monitor_every=recipe.monitor_every,
+            certificate=certificate(recipe, recipe.dim),
+            say=say,
+        )
+        guard = Guard(describe(method), None if run is None else run.checkpoint)
+        fit(recipe, method, stream, run, device, processes, resume, recorder, guard)
         if run is None:
             return None
         config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
         export(run, method.encoder, method.projection, config)
-        evaluate_run(run, splits=splits, device=recipe.device, say=_say)
+        evaluate_run(run, splits=splits, device=recipe.device, say=say)
     from fmicl.report import write_report
 
     write_report(run.path)
@@ -125,7 +126,7 @@ def build_recipe_encoder(recipe: Recipe) -> nn.Module:
     )
 
 
-def build_objective(recipe: Recipe) -> nn.Module:
+def build_objective(recipe: Settings) -> nn.Module:
     """The objective of a recipe.
 
     Raises:
@@ -139,7 +140,9 @@ def build_objective(recipe: Recipe) -> nn.Module:
     divergence = build_divergence(recipe)
     mode: dict[str, Any] = {"negatives": recipe.negatives}
     if recipe.negatives == "auto":
-        mode = {"negatives": "cross"} if recipe.method == "mocov3" else {}
+        # SimCSE compares each first view with all second ones, where SimCLR takes all views of the batch.
+        simcse = recipe.kind == "text" and recipe.objective == "infonce"
+        mode = {"negatives": "cross"} if recipe.method == "mocov3" or simcse else {}
     if recipe.objective == "infonce":
         return fmicl.InfoNCELoss(temperature=recipe.temperature, **mode)
     if recipe.objective == "align_uniform":
@@ -159,7 +162,7 @@ def build_objective(recipe: Recipe) -> nn.Module:
     )
 
 
-def build_divergence(recipe: Recipe) -> Divergence:
+def build_divergence(recipe: Settings) -> Divergence:
     """The divergence of a recipe.
 
     Raises:
@@ -171,9 +174,16 @@ def build_divergence(recipe: Recipe) -> Divergence:
 
 def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> Method:
     """The method of a recipe around an encoder, with the schedule for this many batches an epoch."""
+    options: dict[str, Any] = method_options(recipe) | {"dim": recipe.dim, "hidden": recipe.hidden}
+    kind = method_class(recipe.method)
+    return kind(encoder, build_objective(recipe), optimisation_of(recipe, batches_per_epoch), **options)
+
+
+def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
+    """Optimiser and schedule of a recipe, for this many batches an epoch."""
     steps = math.ceil(recipe.epochs * batches_per_epoch / recipe.accumulate)
     warmup = min(recipe.warmup_epochs, recipe.epochs / 5) / recipe.epochs
-    optimisation = Optimisation(
+    return Optimisation(
         optimizer=recipe.optimizer,
         learning_rate=recipe.peak_learning_rate,
         weight_decay=recipe.weight_decay,
@@ -181,14 +191,18 @@ def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> 
         total_steps=steps,
         accumulate=recipe.accumulate,
         seed=recipe.seed,
+        schedule=recipe.schedule,
     )
-    kind = method_class(recipe.method)
-    options: dict[str, Any] = {"dim": recipe.dim, "hidden": recipe.hidden}
+
+
+def method_options(recipe: Settings) -> dict[str, Any]:
+    """What a recipe's method takes beside encoder, objective and optimisation: momentum and queue."""
+    options: dict[str, Any] = {}
     if recipe.encoder_momentum is not None and recipe.method != "simclr":
         options["momentum"] = recipe.encoder_momentum
-    if kind is MoCo:
+    if method_class(recipe.method) is MoCo:
         options["queue"] = recipe.queue
-    return kind(encoder, build_objective(recipe), optimisation, **options)
+    return options
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +220,7 @@ class Processes:
         return self.devices * self.nodes
 
 
-def resolve_processes(recipe: Recipe) -> Processes:
+def resolve_processes(recipe: Settings) -> Processes:
     """From torchrun or SLURM where one of them started this process, else from the recipe.
 
     Raises:
@@ -227,7 +241,12 @@ def resolve_processes(recipe: Recipe) -> Processes:
     return Processes(recipe.devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if recipe.devices > 1 else 0)
 
 
-def _check_batch(recipe: Recipe, world_size: int) -> None:
+def check_batch(recipe: Settings, world_size: int) -> None:
+    """Refuse batches that can't be shared out.
+
+    Raises:
+        ValueError: the processes would have unequal shares or too small ones, or moco's queue holds no batch.
+    """
     if recipe.batch_size % world_size or recipe.batch_size < 2 * world_size:
         raise ValueError(
             f"batch_size is {recipe.batch_size} over {world_size} process(es): each needs the same share, of at least 2"
@@ -251,11 +270,11 @@ def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Pro
     )
 
 
-def _compiled(recipe: Recipe, device: torch.device) -> bool:
+def _compiled(recipe: Settings, device: torch.device) -> bool:
     return recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda")
 
 
-def _old_run(name: str, out: Path | None) -> Run | None:
+def old_run(name: str, out: Path | None) -> Run | None:
     """What there is to go on with."""
     if out is None:
         return latest_run(name)
@@ -264,27 +283,45 @@ def _old_run(name: str, out: Path | None) -> Run | None:
     return Run(out) if out.exists() else None
 
 
-def _open(recipe: Recipe, name: str, out: Path | None, old: Run | None, device: str, splits: Splits) -> Run:
-    """The folder to go on in, or a new one."""
+def open_folder(
+    recipe: Settings,
+    name: str,
+    out: Path | None,
+    old: Run | None,
+    device: str,
+    data: dict[str, Any],
+    changed: Callable[[dict[str, Any] | None], str],
+) -> Run:
+    """The folder to go on in, or a new one; see :func:`check_same` for the last two arguments."""
     if old is not None and old.settings.exists():
-        _check_same(old, recipe, splits)
+        check_same(old, recipe, changed)
         remove_halves(old)
         return old
     if old is not None and any(old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     run = old or new_run(name, out)
-    write_settings(run, name, recipe, device, fingerprint(splits))
+    write_settings(run, name, recipe, device, data)
     return run
 
 
-def _check_same(run: Run, recipe: Recipe, splits: Splits) -> None:
-    """A resumed run must compute what it was started to compute, from the same data."""
-    before, now = read_recipe(run)[1].to_json(), recipe.to_json()
-    changed = [key for key in now if before.get(key) != now[key] and key not in MACHINE]
-    if changed:
-        listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in changed)
+def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | None], str]) -> None:
+    """A resumed run must compute what it was started to compute, from the same data.
+
+    Args:
+        run: the run.
+        recipe: what it is to go on with.
+        changed: says in words how the data differs from a fingerprint; "" where it doesn't.
+
+    Raises:
+        ValueError: settings differ that are not the machine's, or the data does.
+    """
+    read: Callable[[Run], tuple[str, Settings]] = read_recipe if isinstance(recipe, Recipe) else read_text_recipe
+    before, now = read(run)[1].to_json(), recipe.to_json()
+    others = [key for key in now if before.get(key) != now[key] and key not in recipe.machine]
+    if others:
+        listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in others)
         raise ValueError(f"{run.path} was started with other settings, so it can't be resumed with these: {listed}")
-    changed_data = what_changed(read_fingerprint(run), splits)
+    changed_data = changed(read_fingerprint(run))
     if changed_data:
         raise ValueError(
             f"the data has changed since {run.path} was started, so it can't be resumed: {changed_data}. "
@@ -292,28 +329,22 @@ def _check_same(run: Run, recipe: Recipe, splits: Splits) -> None:
         )
 
 
-def _fit(
-    recipe: Recipe,
+def fit(
+    recipe: Settings,
     method: Method,
-    stream: ViewStream,
-    splits: Splits,
+    stream: Stream,
     run: Run | None,
     device: torch.device,
     processes: Processes,
     resume: bool,
+    recorder: Recorder,
+    guard: Guard,
+    unit: str = "images",
 ) -> None:
     """The training itself; afterwards the method holds the trained weights."""
     epoch = len(stream)
     remaining = RemainingBatches(stream, method, recipe.epochs)
-    guard = Guard(describe(method), None if run is None else run.checkpoint)
-    recorder = Recorder(
-        run,
-        epoch,
-        monitor=knn_monitor(recipe, splits, device) if run is not None else None,
-        monitor_every=recipe.monitor_every,
-        certificate=certificate(recipe),
-        say=_say,
-    )
+    images = isinstance(recipe, Recipe)
     checkpoints = Checkpoints(
         run,
         recorder,
@@ -327,10 +358,11 @@ def _fit(
     callbacks = [guard, recorder, checkpoints]
     if run is not None:
         live = sys.stdout.isatty()
-        callbacks.append(Progress(remaining.total, epoch, recipe.batch_size, say=_say, live=live))
+        callbacks.append(Progress(remaining.total, epoch, recipe.batch_size, say=say, live=live, unit=unit))
     if device.type == "cuda":
-        method.channels_last = True
-        method.to(memory_format=torch.channels_last)
+        if images:
+            method.channels_last = True
+            method.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision("high")
     several = processes.world_size > 1
     if _compiled(recipe, device):
@@ -346,7 +378,9 @@ def _fit(
         max_epochs=1,  # one long pass: see fmicl.callbacks
         accumulate_grad_batches=recipe.accumulate,
         gradient_clip_val=recipe.clip or None,
-        sync_batchnorm=several and recipe.sync_batchnorm and device.type == "cuda",  # torch has none for CPUs
+        sync_batchnorm=several
+        and getattr(recipe, "sync_batchnorm", True)
+        and device.type == "cuda",  # torch has none for CPUs
         use_distributed_sampler=False,
         callbacks=callbacks,
         logger=False,
@@ -362,7 +396,7 @@ def _fit(
         raise KeyboardInterrupt(name) from stopped
 
 
-def resolve_precision(recipe: Recipe, device: torch.device) -> Literal["32-true", "bf16-mixed"]:
+def resolve_precision(recipe: Settings, device: torch.device) -> Literal["32-true", "bf16-mixed"]:
     """bf16 mixed precision where it was asked for, or where the GPU has it."""
     if recipe.precision == "auto":
         return "bf16-mixed" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "32-true"
@@ -374,19 +408,19 @@ def describe(method: Method) -> str:
     return f"{type(method).__name__} with {type(method.objective).__name__}({method.objective.extra_repr()})"
 
 
-def certificate(recipe: Recipe) -> str:
+def certificate(recipe: Settings, dim: int) -> str:
     """What theory says about a divergence that isn't certified to spread the embeddings; "" for the others.
 
     Example:
         >>> from fmicl.recipes import RECIPES
-        >>> certificate(RECIPES["digits"].recipe)
+        >>> certificate(RECIPES["digits"].recipe, dim=64)
         ''
-        >>> print(certificate(dataclasses.replace(RECIPES["digits"].recipe, divergence="neyman")))
+        >>> print(certificate(dataclasses.replace(RECIPES["digits"].recipe, divergence="neyman"), dim=64))
         No theorem stands against it: the penalty of neyman is not convex at gamma=1, mu=1.
     """
     if recipe.objective != "fmicl" or recipe.similarity != "gaussian":
         return ""
-    mu = math.exp(Gaussian(recipe.gamma, recipe.mu).log_mu(recipe.dim))
+    mu = math.exp(Gaussian(recipe.gamma, recipe.mu).log_mu(dim))
     if not math.isfinite(mu):
         return ""
     kind = theory.uniformity(build_divergence(recipe), recipe.gamma, mu).kind
@@ -401,31 +435,31 @@ def _report_broken(broken: Sequence[Skipped]) -> None:
     """Of files that passed the look at their header and end; each process tells what it has met."""
     more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
     listed = "; ".join(str(skipped) for skipped in broken[:3]) + more
-    _say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed}")
+    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed}")
 
 
-def _report_unused(recipe: Recipe, name: str) -> None:
-    """Of what was asked for and has no effect."""
-    default = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
+def report_unused(recipe: Settings, default: Settings) -> None:
+    """Of what was asked for, other than the default, and has no effect."""
     unused = recipe.without_part(default)
     if unused:
         listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
-        _say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
+        say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
 
 
 def _report_skipped(splits: Splits) -> None:
     if splits.skipped:
         shown = "\n".join(f"  {skipped}" for skipped in splits.skipped[:5])
         more = f"\n  and {len(splits.skipped) - 5} more" if len(splits.skipped) > 5 else ""
-        _say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out:\n{shown}{more}")
+        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out:\n{shown}{more}")
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A line for whoever watches."""
     print(line, flush=True)
 
 
 @contextlib.contextmanager
-def _quiet_lightning() -> Iterator[None]:
+def quiet_lightning() -> Iterator[None]:
     """Lightning's notes about hardware and its tips say nothing that this run's own lines don't."""
     loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning")]
     levels = [logger.level for logger in loggers]

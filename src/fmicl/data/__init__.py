@@ -2,31 +2,43 @@
 
 :func:`load_images` reads a data set in its official form and says what is wrong with it before training starts;
 :class:`ViewStream` makes two random views of each sample; :func:`plain_batches` is for evaluation.
+:func:`tokenise_file` turns a text file into tokens, and :class:`SentenceStream` these into batches.
 """
 
 from fmicl.data.fingerprint import fingerprint, what_changed
 from fmicl.data.folders import find_images
+from fmicl.data.lines import LineReader
 from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images
 from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, split_by_name, stratified_split
-from fmicl.data.stream import Batch, ViewStream, pictures, plain_batches
+from fmicl.data.sentences import SentenceStream, padded_width
+from fmicl.data.stream import Batch, Stream, ViewStream, pictures, plain_batches
+from fmicl.data.tokens import Sentences, cache_root, text_changed, tokenise_file
 
 __all__ = [
     "ArraySamples",
     "Batch",
     "DatasetInfo",
     "FileSamples",
+    "LineReader",
     "Samples",
+    "SentenceStream",
+    "Sentences",
     "Skipped",
     "Splits",
+    "Stream",
     "ViewStream",
+    "cache_root",
     "dataset_info",
     "find_images",
     "fingerprint",
     "list_datasets",
     "load_images",
+    "padded_width",
     "pictures",
     "plain_batches",
     "split_by_name",
     "stratified_split",
+    "text_changed",
+    "tokenise_file",
     "what_changed",
 ]

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from fmicl.data.decode import decode, resize_centre, resize_square, stored_side,
 from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped
 from fmicl.views import Views
 
-__all__ = ["Batch", "ViewStream", "pictures", "plain_batches"]
+__all__ = ["Batch", "Stream", "ViewStream", "generator_of", "pictures", "plain_batches"]
 
 _TRIES = 16  # files that are tried in the place of a broken one: if none of them can be read, the disk is gone
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """Two views of each sample of a batch.
 
     Attributes:
-        first: (B, C, S, S) float32, normalised, on the device.
+        first: (B, C, S, S) float32, normalised, on the device; of sentences, (B, L) token ids, -1 after the end.
         second: As first; another random view of the same samples in the same order.
         index: (B,) int64 on the device, which samples they are.
     """
@@ -41,6 +41,19 @@ class Batch(NamedTuple):
     first: Tensor
     second: Tensor
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+
+
+class Stream(Protocol):
+    """Batches of a whole epoch, from anywhere in it on."""
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+
+    def set_position(self, epoch: int, batch: int = 0) -> None:
+        """Where the next pass starts; it ends with the epoch."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of the epoch; the next pass is the next epoch."""
 
 
 class ViewStream:
@@ -144,7 +157,7 @@ class ViewStream:
 
     def _order(self, epoch: int) -> Tensor:
         """(batches, batch_size) samples of this process."""
-        order = torch.randperm(len(self.samples), generator=_generator(self.seed, epoch))
+        order = torch.randperm(len(self.samples), generator=generator_of(self.seed, epoch))
         used = order[: len(self) * self.world_size * self.batch_size]
         return used.view(len(self), self.world_size, self.batch_size)[:, self.rank]
 
@@ -153,7 +166,7 @@ class ViewStream:
         order = self._order(epoch).to(self.device)
         first, second = self._makers
         for batch in range(start, len(self)):
-            generator = _generator(self.seed, epoch, batch, self.rank)
+            generator = generator_of(self.seed, epoch, batch, self.rank)
             index, images = order[batch], self.samples.images
             if first.views == second.views:  # one family: both views at once, which is half the kernels
                 uniforms = first.uniforms(2 * self.batch_size, generator, self.device)
@@ -174,7 +187,7 @@ class ViewStream:
             if batch == len(self) - 1 and found - self.undecodable:
                 self._report([_why(self.samples.paths[i]) for i in sorted(found - self.undecodable)])
                 self.undecodable |= found
-            generator = _generator(self.seed, epoch, batch, self.rank)
+            generator = generator_of(self.seed, epoch, batch, self.rank)
             made = []
             for maker, crop in zip(self._makers, crops, strict=True):
                 uniforms = maker.uniforms(self.batch_size, generator, self.device)
@@ -358,7 +371,7 @@ class _FileViews(_Files):
 
     def _views(self, index: int, image: Image.Image) -> tuple[Tensor, Tensor]:
         # Three numbers, where a batch has four and an epoch two: no stream is used twice.
-        uniforms = torch.rand(2, CROP_UNIFORMS, generator=_generator(self.seed, self.epoch, index))
+        uniforms = torch.rand(2, CROP_UNIFORMS, generator=generator_of(self.seed, self.epoch, index))
         first, second = (_crop(image, views, u) for views, u in zip(self.views, uniforms, strict=True))
         return first, second
 
@@ -411,7 +424,7 @@ def _warn(broken: Sequence[Skipped]) -> None:
     )
 
 
-def _generator(*numbers: int) -> torch.Generator:
+def generator_of(*numbers: int) -> torch.Generator:
     """A generator for these numbers alone: near ones give streams that have nothing to do with each other."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)

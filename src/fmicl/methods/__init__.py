@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 
-from fmicl.methods.base import Method, Optimisation, parameter_groups, warmup_cosine
+from fmicl.methods.base import Method, Optimisation, parameter_groups, warmup_cosine, warmup_linear
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
 from fmicl.methods.simclr import SimCLR
@@ -26,6 +26,7 @@ __all__ = [
     "method_class",
     "parameter_groups",
     "warmup_cosine",
+    "warmup_linear",
 ]
 
 METHODS: dict[str, type[Method]] = {"simclr": SimCLR, "moco": MoCo, "mocov3": MoCoV3}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """How the weights move: optimiser, highest learning rate, and the length of warm-up and cosine in steps."""
+    """How the weights move: optimiser, highest learning rate, and the length of warm-up and of all in steps."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: float = 0.1
@@ -31,6 +31,7 @@ class Optimisation:
     total_steps: int = 1
     accumulate: int = 1
     seed: int = 0
+    schedule: Literal["cosine", "linear"] = "cosine"
 
 
 class Compared(NamedTuple):
@@ -53,6 +54,18 @@ def warmup_cosine(step: int, warmup: int, total: int) -> float:
     if step < warmup:
         return (step + 1) / warmup
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
+
+
+def warmup_linear(step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate: linear from 1/warmup to 1, then 1 - t with t from 0 to 1.
+
+    Example:
+        >>> [round(warmup_linear(step, 2, 6), 3) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return 1 - min(1.0, (step - warmup) / max(1, total - warmup))
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -79,11 +92,12 @@ class Method(LightningModule):
     why a run which was cut off ends with the same bits.
 
     Args:
-        encoder: maps images (N, C, H, W) to features (N, ``num_features``).
+        encoder: maps views, images (N, C, H, W) or token ids (N, L), to features (N, ``num_features``).
         objective: called as ``objective(x, y)``, or ``objective(q, k, negatives=queue)``.
         optimisation: optimiser and schedule.
         dim: dimension of the embeddings.
         hidden: width of the projection head.
+        projection: a head from features to embeddings (N, ``dim``), in the place of the usual one of width ``hidden``.
     """
 
     channels_last = False
@@ -101,10 +115,13 @@ class Method(LightningModule):
         *,
         dim: int = 512,
         hidden: int = 2048,
+        projection: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.projection = projection_head(int(encoder.num_features), hidden, dim, last_norm=self.last_norm)  # type: ignore[arg-type]
+        if projection is None:
+            projection = projection_head(int(encoder.num_features), hidden, dim, last_norm=self.last_norm)  # type: ignore[arg-type]
+        self.projection = projection
         self.objective = objective
         self.optimisation = optimisation
         self.batches = 0
@@ -123,7 +140,8 @@ class Method(LightningModule):
     def learning_rate(self) -> float:
         """Of the step that comes next."""
         o = self.optimisation
-        return o.learning_rate * warmup_cosine(self.step, o.warmup_steps, o.total_steps)
+        factor = warmup_cosine if o.schedule == "cosine" else warmup_linear
+        return o.learning_rate * factor(self.step, o.warmup_steps, o.total_steps)
 
     def embed(self, images: Tensor) -> Tensor:
         """Embeddings (N, d) of images, before any normalisation."""
@@ -232,9 +250,10 @@ class MomentumMethod(Method):
         *,
         dim: int = 512,
         hidden: int = 2048,
+        projection: nn.Module | None = None,
         momentum: float = 0.99,
     ) -> None:
-        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden)
+        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection)
         self.initial_momentum = momentum
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_projection = copy.deepcopy(self.projection).requires_grad_(False)

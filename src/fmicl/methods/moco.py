@@ -46,10 +46,13 @@ class MoCo(MomentumMethod):
         *,
         dim: int = 512,
         hidden: int = 2048,
+        projection: nn.Module | None = None,
         momentum: float = 0.999,
         queue: int = 4096,
     ) -> None:
-        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, momentum=momentum)
+        super().__init__(
+            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum
+        )
         # Until the queue has been filled once, random directions stand in for keys, as in MoCo.
         self.register_buffer("queue", F.normalize(torch.randn(queue, dim), dim=1))
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))

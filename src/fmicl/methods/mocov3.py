@@ -37,9 +37,12 @@ class MoCoV3(MomentumMethod):
         *,
         dim: int = 512,
         hidden: int = 2048,
+        projection: nn.Module | None = None,
         momentum: float = 0.99,
     ) -> None:
-        super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, momentum=momentum)
+        super().__init__(
+            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum
+        )
         self.predictor = predictor(dim, hidden)
 
     def momentum(self) -> float:

@@ -1,0 +1,214 @@
+"""Settings that every training run has, whatever it is trained on: method, objective, optimisation and machine.
+
+:class:`fmicl.recipes.Recipe` adds what images need, :class:`fmicl.text_recipes.TextRecipe` what sentences need. Nothing
+in this file imports torch, so that ``fmicl --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+Method = Literal["simclr", "moco", "mocov3"]
+Objective = Literal["fmicl", "infonce", "align_uniform", "spectral"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a run on images and a run on sentences have in common.
+
+    Raises:
+        ValueError: a number is out of its range, or two settings contradict each other. The message names the field.
+    """
+
+    kind: ClassVar[str]
+    """What is trained on; settings.json says it, so that a run can be read back."""
+    machine: ClassVar[frozenset[str]] = frozenset(
+        {"device", "devices", "precision", "compile", "checkpoint_minutes", "checkpoint_steps"}
+    )
+    """Settings that may differ when a run is resumed: they say where it runs, not what it computes.
+
+    Of these, device, devices, precision and compile do change how numbers are rounded and how a batch is shared out: a
+    run that is resumed with others ends with an encoder as good, but not with the same bits. The rest change nothing.
+    """
+    paths: ClassVar[tuple[str, ...]] = ()
+    """Fields that hold a path, or None."""
+
+    # Method
+    method: Method = "simclr"
+    """Which embeddings are pairs, and who is a negative."""
+    encoder_momentum: float | None = None
+    """Of the momentum encoder (None: 0.999 for moco; 0.99, rising to 1, for mocov3)."""
+    queue: int = 4096
+    """Negatives that moco keeps from past batches."""
+
+    # Objective
+    objective: Objective = "fmicl"
+    """What is optimised."""
+    divergence: str = "kl"
+    """Of fmicl: kl, js, pearson, squared_hellinger, jeffrey, tsallis, vlc, reverse_kl or neyman."""
+    order: float = 3.0
+    """Of tsallis, above 1; the paper takes 3."""
+    alpha: float = 40.0
+    """Weight of the negatives (fmicl)."""
+    gamma: float = 1.0
+    """Of the kernel exp(-gamma |x - y|^2) (fmicl, align_uniform); the cosine's temperature is 1 / (2 gamma)."""
+    mu: float | Literal["normalised"] = 1.0
+    """Scale of the density ratio (fmicl, spectral); normalised: the constant that makes it one."""
+    similarity: Literal["gaussian", "cosine"] = "gaussian"
+    """How close two embeddings are (fmicl)."""
+    negatives: Literal["auto", "anchor", "both", "cross"] = "auto"
+    """Other anchors, all other views, or other second views; auto: as the objective's paper; cross for mocov3.
+    moco takes its queue instead."""
+    shift: Literal["optimal"] | None = None
+    """Maximise over the Donsker-Varadhan shift (fmicl)."""
+    temperature: float = 0.2
+    """Of infonce."""
+    uniformity_weight: float = 1.0
+    """Weight of the uniformity term (align_uniform)."""
+
+    # Optimisation
+    epochs: int = 800
+    """Passes over the data."""
+    batch_size: int = 256
+    """Samples of a batch, over all processes together."""
+    accumulate: int = 1
+    """Batches whose gradients make one step."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum 0.9, or AdamW."""
+    learning_rate: float = 0.1
+    """Highest learning rate, reached after the warm-up; the schedule takes it to 0."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """How the learning rate falls after the warm-up: along half a cosine, or on a straight line."""
+    scale_learning_rate: bool = False
+    """Multiply the learning rate by the samples of a step (batch x accumulate) / 256."""
+    weight_decay: float = 1e-4
+    """Of weights; biases and normalisation parameters have none."""
+    warmup_epochs: float = 10.0
+    """Epochs in which the learning rate rises by the same amount each step, the first being one such amount; never
+    more than a fifth of all."""
+    clip: float = 0.0
+    """Clip the norm of the gradient here (0: never)."""
+
+    # Machine
+    seed: int = 0
+    """Every random number of the run follows from this one."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to train; auto takes a GPU if there is one."""
+    devices: int = 1
+    """Devices on this machine; under torchrun or SLURM their number comes from there."""
+    precision: Literal["auto", "32", "bf16"] = "auto"
+    """auto: bf16 mixed precision on a GPU that has it, else 32 bit."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile; auto: on a GPU."""
+    checkpoint_minutes: float = 10.0
+    """Longest time between two checkpoints; epochs of half a minute and more end with one anyway."""
+    checkpoint_steps: int = 0
+    """Also write a checkpoint each so many steps (0: no)."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers that can't be meant."""
+        self._require_positive(
+            "queue", "alpha", "gamma", "temperature", "uniformity_weight", "epochs", "batch_size", "accumulate",
+            "learning_rate", "devices", "checkpoint_minutes",
+        )  # fmt: skip
+        if self.mu != "normalised":
+            self._require_positive("mu")
+        self._require_not_negative("weight_decay", "warmup_epochs", "clip", "checkpoint_steps")
+        self._require_share("encoder_momentum")
+        if not (math.isfinite(self.order) and self.order > 1):
+            raise ValueError(f"order (of tsallis) must be above 1, but it is {self.order}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie between 0 and 2^63 - 1, but it is {self.seed}")
+
+    def _require_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} must be positive, but it is {value}")
+
+    def _require_not_negative(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} must not be negative, but it is {value}")
+
+    def _require_share(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{name} must lie in [0, 1], but it is {value}")
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate after the warm-up; scaled by the samples of a step / 256 where the recipe says so."""
+        scale = self.batch_size * self.accumulate / 256 if self.scale_learning_rate else 1.0
+        return self.learning_rate * scale
+
+    def parts(self) -> dict[str, bool]:
+        """Of each setting that not all objectives and methods have, whether it has a part in this run."""
+        fmicl = self.objective == "fmicl"
+        return {
+            "divergence": fmicl,
+            "order": fmicl and self.divergence == "tsallis",
+            "alpha": fmicl,
+            "gamma": fmicl or self.objective == "align_uniform",
+            "mu": fmicl or self.objective == "spectral",
+            "similarity": fmicl,
+            "shift": fmicl,
+            "temperature": self.objective == "infonce",
+            "uniformity_weight": self.objective == "align_uniform",
+            "negatives": self.method != "moco",
+            "queue": self.method == "moco",
+            "encoder_momentum": self.method != "simclr",
+        }
+
+    def without_part(self, default: Self) -> list[str]:
+        """Fields that differ from another recipe's and have no part in this one's objective and method.
+
+        Example:
+            >>> from fmicl.recipes import RECIPES
+            >>> default = RECIPES["digits"].recipe
+            >>> dataclasses.replace(default, temperature=0.1, queue=512).without_part(default)
+            ['temperature', 'queue']
+        """
+        parts = self.parts().items()
+        return [name for name, part in parts if not part and getattr(self, name) != getattr(default, name)]
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields as JSON types; :meth:`from_json` is the way back.
+
+        Example:
+            >>> from fmicl.recipes import RECIPES, Recipe
+            >>> recipe = RECIPES["digits"].recipe
+            >>> Recipe.from_json(recipe.to_json()) == recipe
+            True
+        """
+        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any]) -> Self:
+        """The recipe that :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: fields that this version doesn't know.
+        """
+        unknown = set(settings) - {f.name for f in dataclasses.fields(cls)}
+        if unknown:
+            raise ValueError(
+                f"settings hold fields that this version of fmicl doesn't know: {', '.join(sorted(unknown))}"
+            )
+        paths = {name: Path(value) for name in cls.paths if (value := settings.get(name)) is not None}
+        return cls(**{**settings, **paths})
+
+
+def _plain(value: Any) -> Any:
+    """A value of a field as JSON has it."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Path) else value

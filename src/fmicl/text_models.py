@@ -1,0 +1,256 @@
+"""Sentence encoders: any Hugging Face encoder with a pooling on top, and its tokenizer.
+
+A batch of sentences is one tensor of token ids (N, L), -1 after the end of a sentence, so that every method takes
+sentences as it takes images. What is exported is a folder of sentence-transformers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fmicl.data import padded_width
+from fmicl.text_recipes import Pooling
+
+__all__ = ["SentenceEncoder", "Tokenizer", "build_sentence_encoder", "save_sentence_encoder", "sentence_head"]
+
+_TOO_LONG = 10**6  # tokenizers without a limit name an astronomic one
+
+
+class SentenceEncoder(nn.Module):
+    """A transformer, and one vector for each sentence: its first token's last hidden state, or the mean of all.
+
+    Args:
+        model: a Hugging Face encoder.
+        mean: the mean over a sentence's tokens, not the first one's.
+        padding: the token to put where there is none; some models count positions by it.
+
+    Attributes:
+        num_features: entries of a vector.
+    """
+
+    def __init__(self, model: nn.Module, *, mean: bool, padding: int) -> None:
+        super().__init__()
+        self.model, self.mean, self.padding = model, mean, padding
+        self.num_features = int(model.config.hidden_size)  # type: ignore[union-attr, arg-type]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Vectors (N, num_features) of token ids (N, L), -1 after the end of a sentence."""
+        there = ids >= 0
+        tokens = torch.where(there, ids, self.padding).long()
+        states: Tensor = self.model(input_ids=tokens, attention_mask=there.long()).last_hidden_state
+        if not self.mean:
+            return states[:, 0]
+        weights = there.unsqueeze(-1).to(states.dtype)
+        return (states * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+def sentence_head(pooling: Pooling, width: int, spread: float = 0.02) -> nn.Module:
+    """What stands between vectors and embeddings in training: for ``cls_mlp`` a linear layer and tanh, else nothing.
+
+    Args:
+        pooling: of the recipe.
+        width: entries of a vector and of an embedding.
+        spread: standard deviation of the first weights; biases are 0, as in BERT.
+
+    Example:
+        >>> sentence_head("cls_mlp", 8)(torch.zeros(2, 8)).tolist() == [[0.0] * 8] * 2
+        True
+        >>> sentence_head("mean", 8)
+        Identity()
+    """
+    if pooling != "cls_mlp":
+        return nn.Identity()
+    linear = nn.Linear(width, width)
+    nn.init.normal_(linear.weight, std=spread)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(linear, nn.Tanh())
+
+
+class Tokenizer:
+    """A Hugging Face tokenizer with what is asked of it here.
+
+    Args:
+        tokenizer: of transformers.
+        limit: the most tokens that the model takes.
+    """
+
+    def __init__(self, tokenizer: Any, limit: int) -> None:
+        self.inner, self.limit = tokenizer, limit
+
+    def encode(self, sentences: Sequence[str], length: int) -> list[list[int]]:
+        """Token ids of each sentence with the special ones, cut off at a length."""
+        # Whoever chose another way for tokenizers to use processors keeps it.
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+        rows: list[list[int]] = self.inner(
+            list(sentences),
+            truncation=True,
+            max_length=length,
+            padding=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        return rows
+
+    def batch(self, sentences: Sequence[str], length: int) -> Tensor:
+        """(N, L) token ids, -1 after the end of a sentence; L is a multiple of 8 or the length."""
+        rows = self.encode(sentences, length)
+        ids = torch.full((len(rows), padded_width(max(map(len, rows)), length)), -1)
+        for line, row in zip(ids, rows, strict=True):
+            line[: len(row)] = torch.tensor(row)
+        return ids
+
+    def save(self, folder: Path) -> None:
+        """Write its files, the same ones whatever it was last called with."""
+        backend = getattr(self.inner, "backend_tokenizer", None)
+        if backend is not None:
+            backend.no_truncation()
+            backend.no_padding()
+        self.inner.save_pretrained(folder)
+
+    def state(self) -> bytes:
+        """All that the ids depend on, but for the length."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder))
+            files = {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+        if "tokenizer.json" in files:
+            files = {"tokenizer.json": files["tokenizer.json"]}
+        else:
+            files.pop("tokenizer_config.json", None)  # it names folders
+        digest = hashlib.blake2b()
+        for name, content in sorted(files.items()):
+            digest.update(f"{name} {len(content)}\n".encode() + content)
+        return digest.digest()
+
+
+def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder, Tokenizer]:
+    """A pretrained encoder and its tokenizer, from a folder or from the hub.
+
+    Weights that a folder lacks (a pooler, after masked language modelling) follow from torch's seed. Parameters that
+    have no part in the vectors are frozen, as several processes would wait for their gradients.
+
+    Args:
+        name: a folder that ``save_pretrained`` left, model and tokenizer; or a name on the hub.
+        pooling: of the recipe.
+
+    Raises:
+        FileNotFoundError: the name is a path, and there is nothing.
+        ValueError: the model can't be had, or is no encoder.
+    """
+    from transformers import AutoModel, AutoTokenizer
+
+    local = Path(name).is_dir()
+    if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
+        raise FileNotFoundError(f"there is no folder {name} with a model")
+    options = {"local_files_only": True} if local else {}
+    with quiet_transformers():
+        try:
+            inner = AutoTokenizer.from_pretrained(name, **options)
+            model = AutoModel.from_pretrained(name, dtype=torch.float32, **options)
+        except Exception as error:  # its parts raise a handful of unrelated types
+            reason = " ".join(str(error).split()) or type(error).__name__
+            where = "loaded from this folder" if local else "had: it is no folder here, and the hub did not give it"
+            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300]}") from error
+    inner.padding_side = "right"
+    padding = inner.pad_token_id
+    if padding is None:
+        padding = getattr(model.config, "pad_token_id", None) or 0
+    try:
+        encoder = SentenceEncoder(model, mean=pooling == "mean", padding=int(padding))
+        _freeze_unused(encoder)
+    except Exception as error:  # models raise whatever they like
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(
+            f"the model {name!r} ({type(model).__name__}) is no encoder from tokens to vectors: {reason[:300]}"
+        ) from error
+    # from_pretrained leaves a model in eval mode, where dropout would make no views.
+    return encoder.train(), Tokenizer(inner, _limit(model, inner))
+
+
+def _limit(model: nn.Module, tokenizer: Any) -> int:
+    """The most tokens that model and tokenizer take."""
+    limit = int(getattr(model.config, "max_position_embeddings", None) or _TOO_LONG)
+    for module in model.modules():
+        # RoBERTa and its kin count positions from behind the padding token's id.
+        positions = getattr(module, "position_embeddings", None)
+        if isinstance(positions, nn.Embedding) and positions.padding_idx is not None:
+            limit = min(limit, positions.num_embeddings - positions.padding_idx - 1)
+    return min(limit, int(min(tokenizer.model_max_length, _TOO_LONG)))
+
+
+def _freeze_unused(encoder: SentenceEncoder) -> None:
+    """Look at two tokens through the encoder, and freeze what gets no gradient."""
+    encoder.eval()
+    encoder(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
+    for parameter in encoder.parameters():
+        parameter.requires_grad_(parameter.grad is not None)
+        parameter.grad = None
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without bars for reading and writing files, and without notes on weights that have no part here."""
+    import transformers.utils.logging
+
+    logging: Any = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length: int, folder: Path) -> None:
+    """Write a folder that ``SentenceTransformer(folder)`` loads; whole, or under another name.
+
+    What is there already is replaced, once the new one is complete.
+
+    Args:
+        encoder: its model and pooling; no head and no normalisation come with them.
+        tokenizer: the encoder's.
+        length: tokens at which the loaded model cuts a sentence off (its max_seq_length).
+        folder: where to.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    plain = temporary / "plain"
+    inner: Any = encoder.model
+    try:
+        with quiet_transformers():
+            inner.save_pretrained(plain)
+            tokenizer.save(plain)
+            words = Transformer(str(plain))
+            pooling = PoolingModule(encoder.num_features, "mean" if encoder.mean else "cls")
+            model = SentenceTransformer(modules=[words, pooling], device="cpu")
+            model.max_seq_length = length
+            model.save_pretrained(str(temporary / "whole"), create_model_card=False)
+        shutil.rmtree(folder, ignore_errors=True)
+        (temporary / "whole").rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def point_to(folder: Path, inner: Path) -> dict[str, Any] | list[dict[str, Any]]:
+    """What the modules.json of a folder holds that has a whole sentence-transformers folder inside."""
+    modules: list[dict[str, Any]] = json.loads((inner / "modules.json").read_text(encoding="utf-8"))
+    place = inner.relative_to(folder)
+    return [{**module, "path": (place / module["path"]).as_posix()} for module in modules]

@@ -1,0 +1,272 @@
+"""From a text recipe to a run folder: tokens, encoder, method and trainer put together, trained, exported and scored.
+
+It stands beside :mod:`fmicl.training`, which does the same for images and has what both need.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fmicl.callbacks import COLUMNS, Guard, Recorder
+from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
+from fmicl.files import write_whole
+from fmicl.methods import Method, MoCoV3, method_class
+from fmicl.runs import Run, pick_device, write_json
+from fmicl.sts import StsTask, load_sts, load_stsb
+from fmicl.text_models import (
+    SentenceEncoder,
+    Tokenizer,
+    build_sentence_encoder,
+    point_to,
+    save_sentence_encoder,
+    sentence_head,
+)
+from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
+from fmicl.text_results import evaluate_text, note_scores, stsb_scorer
+from fmicl.training import (
+    build_objective,
+    certificate,
+    check_batch,
+    check_same,
+    describe,
+    fit,
+    method_options,
+    old_run,
+    open_folder,
+    optimisation_of,
+    quiet_lightning,
+    report_unused,
+    resolve_processes,
+    say,
+)
+
+
+def train_text(
+    recipe: TextRecipe, *, name: str = "wikipedia", out: Path | None = None, resume: bool = False
+) -> Run | None:
+    """Train a sentence encoder by a recipe, export it, score it if there is something to score it by, write the page.
+
+    The run folder is one of sentence-transformers too: ``SentenceTransformer(RUN)`` loads the encoder. With
+    ``recipe.sts``, that is the one with the best score on STS-B dev of all that were looked at; else the last one.
+
+    Args:
+        recipe: all settings.
+        name: name of the recipe; the run folder is ``runs/<name>-001`` or the next free number.
+        out: another folder for the run. It must not exist, unless the run is resumed.
+        resume: go on with the run in ``out``, or with the newest of this name, to the same end as if it had never
+            been cut off. Where nothing has been written yet, start.
+
+    Returns:
+        The run; None on all processes but the first, where several train together.
+
+    Raises:
+        FileExistsError: ``out`` exists.
+        FileNotFoundError: the text, the model or the STS tasks aren't there.
+        ValueError: settings that don't go together, a file that can't be used, or a resumed run that was started with
+            others.
+        fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
+        KeyboardInterrupt: the run was stopped by Ctrl-C, or by SIGTERM, which leaves a checkpoint.
+    """
+    with quiet_lightning():
+        device, processes = pick_device(recipe.device), resolve_processes(recipe)
+        check_batch(recipe, processes.world_size)
+        build_objective(recipe)  # wrong settings are found before anything is read and a folder made
+        if recipe.data is None:
+            raise ValueError("which text to train on is not said: --data FILE, with a sentence a line")
+        LineReader(recipe.data)  # is it there, and text?
+        dev = None
+        if recipe.sts is not None:
+            dev = load_stsb(recipe.sts, "dev")
+            load_sts(
+                recipe.sts
+            )  # read, so that what is wrong with the test sets is said now; they are scored at the end
+        torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
+        encoder, tokenizer = build_sentence_encoder(recipe.model, recipe.pooling)
+        length = encode_length(recipe, tokenizer)
+        sentences = _tokens(recipe, tokenizer, processes.rank)
+        stream = SentenceStream(
+            sentences,
+            recipe.batch_size // processes.world_size,
+            length=recipe.length,
+            seed=recipe.seed,
+            device=device,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+        data = {**sentences.fingerprint, "stsb_dev": None if dev is None else _digest(dev)}
+        old = old_run(name, out) if resume else None
+        if old is not None and old.finished:  # all processes see this, and none of them waits for another
+            check_same(old, recipe, lambda then: text_changed(then, data))
+            if processes.rank == 0:
+                say(f"the run in {old.path} has ended already")
+            return old if processes.rank == 0 else None
+        run = None
+        if processes.rank == 0:
+            run = open_folder(recipe, name, out, old, str(device), data, lambda then: text_changed(then, data))
+            say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
+            say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
+            report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
+        method = build_text_method(recipe, encoder, len(stream))
+        scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)
+        recorder = TextRecorder(
+            run,
+            len(stream),
+            every=recipe.sts_every * recipe.accumulate,
+            total=recipe.epochs * len(stream),
+            scorer=scorer,
+            certificate=certificate(recipe, encoder.num_features),
+            say=say,
+        )
+        guard = Guard(describe(method), None if run is None else run.checkpoint)
+        fit(recipe, method, stream, run, device, processes, resume, recorder, guard, unit="sentences")
+        if run is None:
+            return None
+        chosen = recorder.take_best(method)
+        say(
+            f"step {chosen['step']} is exported: "
+            + (f"the best on STS-B dev, {chosen['stsb_dev']:.2f}" if recorder.best else _why_last(recipe))
+        )
+        export_text(run, encoder, method.projection, tokenizer, length)
+        scores = None if recipe.sts is None else evaluate_text(run.path, recipe.sts, device=recipe.device, bar=True)
+        note_scores(run, scores, chosen)
+    from fmicl.report import write_report
+
+    write_report(run.path)
+    return run
+
+
+def encode_length(recipe: TextRecipe, tokenizer: Tokenizer) -> int:
+    """Tokens of a sentence after training.
+
+    Raises:
+        ValueError: the model doesn't take as many as the recipe says, here or in training.
+    """
+    for field, length in (("length", recipe.length), ("encode_length", recipe.encode_length)):
+        if length is not None and length > tokenizer.limit:
+            raise ValueError(f"{field} is {length}, but {recipe.model} takes no more than {tokenizer.limit} tokens")
+    return recipe.encode_length or tokenizer.limit
+
+
+def build_text_method(recipe: TextRecipe, encoder: SentenceEncoder, batches_per_epoch: int) -> Method:
+    """The method of a recipe around a sentence encoder; embeddings have the encoder's own width."""
+    width = encoder.num_features
+    spread = float(getattr(encoder.model.config, "initializer_range", 0.02))
+    kind = method_class(recipe.method)
+    options: dict[str, Any] = method_options(recipe) | {"dim": width}
+    if kind is MoCoV3:
+        options["hidden"] = recipe.hidden
+    return kind(
+        encoder,
+        build_objective(recipe),
+        optimisation_of(recipe, batches_per_epoch),
+        projection=sentence_head(recipe.pooling, width, spread),
+        **options,
+    )
+
+
+def export_text(run: Run, encoder: SentenceEncoder, projection: nn.Module, tokenizer: Tokenizer, length: int) -> None:
+    """Write RUN/sentence_transformer, and what makes RUN itself one; the head, if there is one, as safetensors."""
+    head = {name: tensor.detach().cpu().contiguous() for name, tensor in projection.state_dict().items()}
+    if head:
+        write_whole(run.projection, lambda path: save_file(head, path))
+    save_sentence_encoder(encoder, tokenizer, length, run.sentence_transformer)
+    name = "config_sentence_transformers.json"
+    write_whole(run.path / name, lambda path: path.write_bytes((run.sentence_transformer / name).read_bytes()))
+    write_json(run.modules, point_to(run.path, run.sentence_transformer))
+
+
+class TextRecorder(Recorder):
+    """A row of metrics.csv each so many batches, with the score on STS-B dev; keeps the best encoder.
+
+    The best weights are part of the record's state, and so of each checkpoint: a run that goes on has the score and the
+    weights of the same step.
+
+    Args:
+        run: the folder, or None on all processes but the first.
+        batches_per_epoch: length of an epoch.
+        every: batches of a row; the last row of a run may have fewer.
+        total: batches of the run.
+        scorer: gives an encoder's score in percent, None if it has none; None looks at nothing.
+        certificate: a sentence on the divergence for the warning of collapse, or "".
+        say: where warnings go.
+    """
+
+    columns = tuple("stsb_dev" if name == "knn" else name for name in COLUMNS)
+    tensorboard_every = 125
+
+    def __init__(
+        self,
+        run: Run | None,
+        batches_per_epoch: int,
+        *,
+        every: int,
+        total: int,
+        scorer: Callable[[nn.Module], float | None] | None,
+        certificate: str,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(run, batches_per_epoch, monitor=None, monitor_every=0, certificate=certificate, say=say)
+        self.every, self.total, self.scorer = every, total, scorer
+        self.best: dict[str, Any] = {}
+
+    def state(self) -> dict[str, Any]:
+        """The best encoder too."""
+        return {**super().state(), "best": self.best}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The best encoder too."""
+        super().restore(state)
+        self.best = dict(state["best"])
+
+    def _span(self, batches: int) -> int:
+        if batches % self.every and batches != self.total:
+            return 0
+        return (batches - 1) % self.every + 1
+
+    def _epoch(self, method: Method) -> float:
+        return round(method.batches / self.batches_per_epoch, 6)
+
+    def _look(self, method: Method) -> float | None:
+        if self.scorer is None:
+            return None
+        score = self.scorer(method.encoder)
+        if score is not None and (not self.best or score > self.best["stsb_dev"]):
+            weights: dict[str, Tensor] = {k: v.detach().clone() for k, v in method.encoder.state_dict().items()}
+            self.best = {"step": method.step, "stsb_dev": score, "weights": weights}
+        return score
+
+    def take_best(self, method: Method) -> dict[str, Any]:
+        """Put the best weights into the encoder, if some were found, and say which they are."""
+        if not self.best:
+            return {"step": method.step, "stsb_dev": None, "chosen_by": "last step"}
+        method.encoder.load_state_dict(self.best["weights"])
+        return {"step": self.best["step"], "stsb_dev": self.best["stsb_dev"], "chosen_by": "STS-B dev"}
+
+
+def _why_last(recipe: TextRecipe) -> str:
+    if recipe.sts is None:
+        return "the last one, as no --sts names a development set to choose by"
+    return "the last one, as no encoder had a score on STS-B dev: its embeddings are all alike"
+
+
+def _tokens(recipe: TextRecipe, tokenizer: Tokenizer, rank: int) -> Sentences:
+    assert recipe.data is not None
+    return tokenise_file(
+        recipe.data,
+        lambda lines: tokenizer.encode(lines, recipe.length),
+        tokenizer.state(),
+        recipe.length,
+        cache=recipe.cache_dir,
+        say=say if rank == 0 else lambda _: None,
+    )
+
+
+def _digest(task: StsTask) -> str:
+    return hashlib.blake2b(repr((task.first, task.second, task.scores)).encode(), digest_size=16).hexdigest()

@@ -1,0 +1,460 @@
+"""Runs on sentences from recipe to page: the objectives under dropout, the choice by STS-B dev, and what comes out."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
+
+import pyarrow.parquet
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+
+import fmicl
+from fmicl import cli, runs, text_training
+from fmicl.data import Batch
+from fmicl.methods import METHODS, Method
+from fmicl.recipes import RECIPES
+from fmicl.sts import load_stsb
+from fmicl.text_models import build_sentence_encoder
+from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
+from fmicl.text_results import evaluate_text, stsb_scorer
+from fmicl.text_training import build_text_method, train_text
+from test_sts import write_sts
+from tiny_bert import SENTENCES, tiny_bert
+
+OBJECTIVES = ("fmicl", "infonce", "align_uniform", "spectral")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, one without dropout, a text file and STS tasks."""
+    folder = tmp_path_factory.mktemp("place")
+    tiny_bert(folder / "bert").save_pretrained(str(folder / "model"), create_model_card=False)
+    tiny_bert(folder / "still", dropout=0.0)
+    (folder / "text.txt").write_text("\n".join(SENTENCES) + "\n\n")
+    write_sts(folder / "sts")
+    return folder
+
+
+def small(place: Path, **changes: Any) -> TextRecipe:
+    settings: dict[str, Any] = {
+        "data": place / "text.txt", "model": str(place / "bert"), "cache_dir": place / "cache", "length": 16,
+        "batch_size": 8, "queue": 16, "hidden": 16, "sts_every": 2, "device": "cpu",
+    }  # fmt: skip
+    return TextRecipe(**settings | changes)
+
+
+@pytest.fixture
+def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the export and the page out where a test is not about them."""
+    monkeypatch.setattr(text_training, "export_text", lambda *_: None)
+    monkeypatch.setattr(text_training, "evaluate_text", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
+
+
+def method_and_batch(place: Path, **changes: Any) -> tuple[Method, Batch]:
+    recipe = small(place, **changes)
+    torch.manual_seed(0)
+    encoder, tokenizer = build_sentence_encoder(recipe.model, recipe.pooling)
+    ids = tokenizer.batch(SENTENCES[:12], recipe.length)
+    return build_text_method(recipe, encoder, 10), Batch(ids, ids, torch.arange(12))
+
+
+def test_the_recipe_is_the_papers() -> None:
+    r = TEXT_RECIPES["wikipedia"].recipe
+    assert (r.model, r.batch_size, r.learning_rate, r.schedule) == ("bert-base-uncased", 64, 3e-5, "linear")
+    assert (r.gamma, r.alpha, r.mu, r.epochs, r.length) == (20, 409600, 1, 1, 32)
+    assert (r.optimizer, r.weight_decay, r.clip, r.warmup_epochs, r.pooling) == ("adamw", 0, 1, 0, "cls_mlp")
+    assert r.temperature == 0.05
+    assert not set(TEXT_RECIPES) & set(RECIPES)
+
+
+def test_settings_go_there_and_back(place: Path) -> None:
+    recipe = small(place, sts=place / "sts", encode_length=12)
+    assert TextRecipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+    with pytest.raises(ValueError, match="dataset"):
+        TextRecipe.from_json(RECIPES["digits"].recipe.to_json())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("length", 2), ("length", 0), ("encode_length", 0), ("sts_every", 0), ("hidden", -1), ("temperature", 0.0)],
+)
+def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        dataclasses.replace(TextRecipe(), **{field: value})
+
+
+def test_settings_without_a_part_are_named() -> None:
+    default = TextRecipe()
+    assert dataclasses.replace(default, hidden=8, temperature=0.1).without_part(default) == ["temperature", "hidden"]
+    assert dataclasses.replace(default, hidden=8, method="mocov3").without_part(default) == []
+
+
+# The objectives once more, densely and in float64, after the papers.
+def unit(x: Tensor) -> Tensor:
+    return F.normalize(x.double(), dim=1)
+
+
+def others(x: Tensor, y: Tensor, *, own: bool = False) -> Tensor:
+    """Squared distances of all x_i to all y_j; j != i unless its own counts too."""
+    d = (x[:, None] - y[None]).square().sum(dim=2)
+    return d.reshape(-1) if own else d[~torch.eye(len(x), dtype=torch.bool)]
+
+
+def plain_loss(objective: str, x: Tensor, y: Tensor, queue: Tensor | None = None, *, cross: bool = False) -> Tensor:
+    x, y = unit(x), unit(y)
+    positive = (x - y).square().sum(dim=1)
+    if objective == "infonce":  # SimCSE: row i of the cosines against the number i; MoCo: the positive, then the queue
+        cosines = x @ y.T if queue is None else torch.cat([(x * y).sum(1, keepdim=True), x @ unit(queue).T], dim=1)
+        target = torch.arange(len(x)) if queue is None else torch.zeros(len(x), dtype=torch.long)
+        return F.cross_entropy(cosines / 0.05, target)
+    if queue is not None:
+        negative = others(x, unit(queue), own=True)
+    else:
+        negative = others(x, y if cross or objective == "spectral" else x)
+    if objective == "fmicl":  # KL: f'(u) = 1 + log u, f*(f'(u)) = u
+        return -(1 - 20 * positive).mean() + 409600 * torch.exp(-20 * negative).mean()
+    if objective == "align_uniform":
+        return positive.mean() + torch.exp(-20 * negative).mean().log()
+    inner = 1 - negative / 2
+    return -2 * (1 - positive / 2).mean() + inner.square().mean()
+
+
+def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
+    """The loss of a method from its encoders alone, drawing dropout in the order of its paper."""
+    ids = batch.first
+    name = type(method).__name__
+    if name == "SimCLR":
+        x, y = method.projection(method.encoder(torch.cat([ids, ids]))).chunk(2)
+        return plain_loss(objective, x, y)
+    online = method.encoder, method.projection
+    target: Any = method.target_encoder, method.target_projection
+    if name == "MoCo":
+        x = online[1](online[0](ids))
+        y = target[1](target[0](ids))
+        return plain_loss(objective, x, y, queue=method.queue)  # type: ignore[arg-type]
+    predictor: Any = method.predictor
+    q1, q2 = (predictor(online[1](online[0](ids))) for _ in range(2))
+    k1, k2 = (target[1](target[0](ids)) for _ in range(2))
+    return (plain_loss(objective, q1, k2, cross=True) + plain_loss(objective, q2, k1, cross=True)) / 2
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("name", METHODS)
+def test_each_loss_is_that_of_two_dropout_passes_and_a_step_lowers_it(name: Any, objective: Any, place: Path) -> None:
+    method, batch = method_and_batch(place, method=name, objective=objective)
+    torch.manual_seed(7)
+    compared = method.pairs(batch)
+    torch.manual_seed(7)
+    expected = plain_step(method, batch, objective)
+    torch.testing.assert_close(compared.loss.double(), expected, rtol=2e-5, atol=1e-5)
+    assert not torch.isclose(compared.first, compared.second).all(dim=1).any()  # two masks
+    compared.loss.backward()
+    gradients = [p.grad for p in method.parameters() if p.grad is not None]
+    size = torch.stack([g.norm() for g in gradients]).norm()
+    assert bool(size.isfinite())
+    assert float(size) > 0
+    with torch.no_grad():
+        for parameter in method.parameters():
+            if parameter.grad is not None:
+                parameter.sub_(1e-4 / size * parameter.grad)
+        torch.manual_seed(7)
+        assert float(plain_step(method, batch, objective)) < float(expected)
+
+
+@pytest.mark.parametrize("pooling", ["cls_mlp", "cls", "mean"])
+def test_the_embeddings_have_the_encoders_width(pooling: Any, place: Path) -> None:
+    method, batch = method_and_batch(place, pooling=pooling)
+    assert method.embed(batch.first).shape == (12, 8)
+    assert len(list(method.projection.parameters())) == (2 if pooling == "cls_mlp" else 0)
+
+
+def test_dropout_differs_between_processes_and_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    method, batch = method_and_batch(place)
+    monkeypatch.setattr(method, "on_step_start", lambda: None)
+    seen = []
+    for rank in (0, 1):
+        monkeypatch.setattr(type(method), "global_rank", rank)
+        for step in (0, 1):
+            method.batches = step
+            seen.append(method.training_step(batch, 0)["first"])
+    for i, one in enumerate(seen):
+        assert not any(torch.allclose(one, other) for other in seen[:i])
+
+
+@pytest.mark.parametrize("name", ["simclr", "moco"])
+def test_bf16_loss_and_gradient_at_the_papers_alpha_and_gamma(
+    name: Any, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half precision ends at the embeddings: from there on it is float32, whatever autocast says."""
+    method, batch = method_and_batch(place, method=name)
+    if name == "moco":
+        method.enqueue(method.target(batch.first))  # type: ignore[operator]  # near ones, as the keys of past batches are
+    seen: list[Tensor] = []
+    compare = method.compare
+
+    def watched(x: Tensor, y: Tensor, **options: Any) -> Any:
+        for rows in (x, y):
+            if rows.requires_grad:
+                rows.retain_grad()
+        seen.extend([x, y])
+        return compare(x, y, **options)
+
+    monkeypatch.setattr(method, "compare", watched)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = method.pairs(batch).loss
+    loss.backward()
+    x, y = seen
+    assert x.dtype == torch.bfloat16
+    assert loss.dtype == torch.float32
+    exact = [rows.detach().double().requires_grad_() for rows in (x, y)]
+    queue: Any = method.queue if name == "moco" else None
+    expected = plain_loss("fmicl", exact[0], exact[1], queue)
+    expected.backward()
+    loss, expected = loss.detach(), expected.detach()
+    assert float(expected) > 1e4  # alpha counts: negatives are near at the start
+    assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+    for rows, twin in zip((x, y), exact, strict=True):
+        if rows.requires_grad:
+            assert rows.grad is not None
+            assert twin.grad is not None
+            error = (rows.grad.double() - twin.grad).norm() / twin.grad.norm()
+            assert float(error) < 2**-8  # the gradient of a bfloat16 tensor is one, with 8 bits
+
+
+def test_bf16_rows_of_the_real_width_near_the_end_of_training() -> None:
+    """768 entries, spread out: here a negative costs next to nothing, and rounding must not make it more."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 768, generator=generator)
+    y = (x + 0.2 * torch.randn(64, 768, generator=generator)).bfloat16().requires_grad_()
+    x = x.bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fmicl.FMICLLoss("kl", alpha=409600.0, gamma=20.0)(x, y)
+    loss.backward()
+    exact = [rows.detach().double().requires_grad_() for rows in (x, y)]
+    expected = plain_loss("fmicl", exact[0], exact[1])
+    expected.backward()
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for rows, twin in zip((x, y), exact, strict=True):
+        assert rows.grad is not None
+        assert twin.grad is not None
+        assert float((rows.grad.double() - twin.grad).norm() / twin.grad.norm()) < 2**-8
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_row_each_so_many_steps_and_the_learning_rate_on_a_line(place: Path, tmp_path: Path) -> None:
+    run = train_text(small(place, epochs=3, sts_every=5, learning_rate=1e-3), out=tmp_path / "run")
+    assert run is not None
+    rows = list(csv.DictReader(run.metrics.open()))
+    assert [int(row["step"]) for row in rows] == [5, 10, 12]
+    assert [float(row["epoch"]) for row in rows] == [1.25, 2.5, 3.0]
+    assert [float(row["lr"]) for row in rows] == pytest.approx([1e-3 * (1 - step / 12) for step in (4, 9, 11)])
+    assert all(row["stsb_dev"] == "" and math.isfinite(float(row["loss"])) for row in rows)
+    state = runs.load_checkpoint(run.checkpoint)
+    assert state["batches"] == 12
+    settings = json.loads(run.settings.read_text())
+    assert settings["kind"] == "text"
+    assert settings["data"]["samples"] == len(SENTENCES)
+    assert runs.read_text_recipe(run)[1].epochs == 3
+    with pytest.raises(ValueError, match="is a run on text"):
+        runs.read_recipe(run)
+    with pytest.raises(ValueError, match="SentenceTransformer"):
+        fmicl.load_encoder(run.path)
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [([10.0, 30.0, 20.0, 30.0], 1), ([None, 5.0, 4.0, None], 1), ([1.0, 2.0, 3.0, 4.0], 3), ([None] * 4, None)],
+)
+def test_the_best_on_stsb_dev_is_what_is_exported(
+    scores: list[float | None], chosen: int | None, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    def scorer(*_: Any) -> Any:
+        def score(encoder: nn.Module) -> float | None:
+            seen.append({name: value.clone() for name, value in encoder.state_dict().items()})
+            return scores[len(seen) - 1]
+
+        return score
+
+    monkeypatch.setattr(text_training, "stsb_scorer", scorer)
+    monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
+    recipe = small(place, sts=place / "sts", epochs=2, learning_rate=1e-2)
+    run = train_text(recipe, out=tmp_path / "run")
+    assert run is not None
+    assert len(seen) == 4
+    exported = load_file(run.sentence_transformer / "model.safetensors")
+    best = seen[3 if chosen is None else chosen]
+    assert all(torch.equal(value, best[f"model.{name}"]) for name, value in exported.items())
+    assert sum(all(torch.equal(v, weights[f"model.{n}"]) for n, v in exported.items()) for weights in seen) == 1
+    results = json.loads(run.results.read_text())
+    assert results["step"] == (8 if chosen is None else 2 * (chosen + 1))
+    assert results["stsb_dev"] == (None if chosen is None else scores[chosen])
+    assert results["chosen_by"] == ("last step" if chosen is None else "STS-B dev")
+    assert results["avg"] is not None
+    assert [row["stsb_dev"] for row in csv.DictReader(run.metrics.open())] == [
+        "" if s is None else str(s) for s in scores
+    ]
+
+
+def test_the_score_on_stsb_dev_is_that_of_the_exported_folder(place: Path, tmp_path: Path) -> None:
+    """One path through the tokens of training, one through sentence-transformers: the same number."""
+    run = train_text(small(place, sts=place / "sts", sts_every=4, learning_rate=1e-2), out=tmp_path / "run")
+    assert run is not None
+    results = json.loads(run.results.read_text())
+    dev = load_stsb(place / "sts", "dev")
+    model = SentenceTransformer(str(run.path), device="cpu")
+    rows = [F.normalize(model.encode(list(side), convert_to_tensor=True)) for side in (dev.first, dev.second)]
+    from scipy.stats import spearmanr
+
+    cosines = (rows[0] * rows[1]).sum(dim=1).double().numpy().round(6)
+    assert results["stsb_dev"] == pytest.approx(100 * spearmanr(cosines, dev.scores).statistic)
+    encoder, tokenizer = build_sentence_encoder(str(run.sentence_transformer), "cls")
+    assert stsb_scorer(dev, tokenizer, 16, torch.device("cpu"))(encoder) == pytest.approx(results["stsb_dev"])
+    assert encoder.training  # as it was before
+    scored = evaluate_text(run.path, place / "sts", device="cpu")
+    assert all(results[key] == value for key, value in scored.items() if key != "model")
+    page = run.report.read_text()
+    assert f"{results['avg']:.2f}" in page
+    assert "STS-B dev" in page
+    assert {path.name for path in (run.path / "figures").iterdir()} >= {"loss.png", "stsb_dev.png"}
+    assert "k-NN" not in page
+    assert "arrays.safetensors" not in page
+
+
+def run_cli(*arguments: object) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "200"}
+    command = [sys.executable, "-m", "fmicl", *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def options(place: Path, *more: object) -> list[object]:
+    return [
+        "--data", place / "text.txt", "--cache-dir", place / "cache", "--length", 16, "--batch-size", 8,
+        "--device", "cpu", *more,
+    ]  # fmt: skip
+
+
+def test_from_the_command_line_to_sentence_transformers(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    done = run_cli(
+        "train", "wikipedia", *options(place, "--model", place / "bert", "--divergence", "kl", "--out", folder)
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(SENTENCES)} sentences" in done.stdout
+    assert "1 blank line(s) skipped" in done.stdout
+    assert "step 4 is exported: the last one, as no --sts" in done.stdout
+    assert done.stderr == ""
+    (tmp_path / "x.txt").write_bytes(
+        "a man\r\n\nthe dog sings a song two cat plays fast . the red food guitar\nñ".encode()
+    )
+    for ending in ("npz", "csv", "parquet"):
+        output = tmp_path / f"x.{ending}"
+        assert cli.main(["embed", str(folder), str(tmp_path / "x.txt"), "-o", str(output), "--device", "cpu"]) == 0
+    assert f"4 sentences -> {output}" in capsys.readouterr().out
+    arrays = np.load(tmp_path / "x.npz")
+    lines = ["a man", "", "the dog sings a song two cat plays fast . the red food guitar", "ñ"]
+    assert arrays["sentences"].tolist() == lines
+    for path in (folder, folder / "sentence_transformer"):
+        vectors = SentenceTransformer(str(path), device="cpu").encode(lines)
+        np.testing.assert_allclose(arrays["embeddings"], vectors, atol=1e-5)
+    rows = list(csv.reader((tmp_path / "x.csv").open()))
+    assert rows[0] == ["sentence", *map(str, range(8))]
+    np.testing.assert_allclose(np.array([row[1:] for row in rows[1:]], dtype=float), vectors, atol=1e-5)
+    table = pyarrow.parquet.read_table(tmp_path / "x.parquet").to_pydict()
+    assert table["sentence"] == lines
+    np.testing.assert_allclose(np.array(table["embedding"]), vectors, atol=1e-5)
+    results = json.loads((folder / "results.json").read_text())
+    assert results == {"step": 4, "stsb_dev": None, "chosen_by": "last step"}
+    assert "fmicl evaluate RUN --sts DIR" in (folder / "report.html").read_text()
+    scores = tmp_path / "scores.json"
+    command = ["evaluate", str(folder), "--sts", str(place / "sts"), "--json", str(scores), "--device", "cpu"]
+    assert cli.main(command) == 0
+    written = json.loads(scores.read_text())
+    results = json.loads((folder / "results.json").read_text())
+    assert results["step"] == 4
+    assert results["avg"] == written["avg"]
+    assert json.loads((folder / "results-1.json").read_text())["step"] == 4  # the ones before are kept
+    assert f"{written['avg']:.2f}" in (folder / "report.html").read_text()
+
+
+def test_two_processes_train_as_one(place: Path, tmp_path: Path) -> None:
+    """Without dropout, halves of a batch in two processes move the weights as the whole in one."""
+    changes = ["--model", place / "still", "--learning-rate", 1e-3, "--optimizer", "sgd", "--clip", 0, "--alpha", 10.0]
+    changes += ["--pooling", "mean", "--gamma", 2.0, "--sts-every", 2]
+    two = run_cli("train", "wikipedia", *options(place, *changes, "--devices", 2, "--out", tmp_path / "two"))
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("run folder") == 1
+    assert cli.main(["train", "wikipedia", *map(str, options(place, *changes, "--out", tmp_path / "one"))]) == 0
+    start = load_file(place / "still" / "model.safetensors")
+    one, both = (load_file(tmp_path / name / "sentence_transformer" / "model.safetensors") for name in ("one", "two"))
+    moved = max(float((value - start[name]).abs().max()) for name, value in one.items())
+    assert moved > 1e-4
+    for name, value in one.items():
+        torch.testing.assert_close(both[name], value, rtol=0, atol=1e-3 * moved, msg=name)
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert cli.main(list(map(str, arguments))) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fmicl: error: ")
+    return error.removeprefix("fmicl: error: ")
+
+
+def test_what_is_wrong_is_said_in_one_message(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = ["train", "wikipedia", "--device", "cpu", "--cache-dir", place / "cache"]
+    model = ["--model", place / "bert", "--length", 16]
+    text = ["--data", place / "text.txt"]
+    assert "--data FILE" in complaint(capsys, *train)
+    assert "there is no text file none.txt" in complaint(capsys, *train, "--data", "none.txt")
+    assert "there is no folder ./none with a model" in complaint(capsys, *train, *text, "--model", "./none")
+    assert "no more than 16 tokens" in complaint(capsys, *train, *text, "--model", place / "bert")
+    assert "encode_length is 17" in complaint(capsys, *train, *text, *model, "--encode-length", 17)
+    assert "don't fill one batch of 64" in complaint(capsys, *train, *text, *model)
+    assert "unknown divergence 'kll'" in complaint(capsys, *train, *text, "--divergence", "kll")
+    assert "there is no folder none" in complaint(capsys, *train, *text, "--sts", "none")
+    assert "queue (4) must hold" in complaint(capsys, *train, *text, "--method", "moco", "--queue", 4)
+    (tmp_path / "bad.txt").write_bytes(b"fine\nb\xe4d\n")
+    assert "line 2, byte 2 (0xe4)" in complaint(capsys, *train, *model, "--data", "bad.txt", "--batch-size", 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.txt"]
+    assert "no folder none" in complaint(capsys, "embed", "none", "bad.txt", "-o", "x.csv")
+    assert "line 2, byte 2" in complaint(capsys, "embed", place / "model", "bad.txt", "-o", "x.csv")
+    assert "a plain transformers model" in complaint(capsys, "embed", place / "bert", place / "text.txt", "-o", "x.csv")
+    assert "--workers is for folders" in complaint(
+        capsys, "embed", place / "bert", "bad.txt", "-o", "x.csv", "--workers", 2
+    )
+    (tmp_path / "empty.txt").write_text("")
+    assert "is empty" in complaint(capsys, "embed", place / "model", "empty.txt", "-o", "x.csv")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "settings.json").write_text('{"kind": "text"}')
+    assert "training has not ended" in complaint(capsys, "evaluate", "half", "--sts", place / "sts")
+
+
+def test_help_shows_what_has_a_part_in_text() -> None:
+    text = run_cli("train", "wikipedia", "--help").stdout
+    for field in dataclasses.fields(TextRecipe):
+        assert f"--{field.name.replace('_', '-')}" in text, field.name
+    for name in ("--data-dir", "--encoder ", "--monitor-every", "--stem", "--crop-scale", "--workers", "--dim "):
+        assert name not in text, name

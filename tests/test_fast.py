@@ -61,8 +61,8 @@ def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], relu: bo
         close(skip.grad, b.grad)
     for mine, usual in zip(ours.parameters(), theirs.parameters(), strict=True):
         close(mine.grad, usual.grad)
-    for mine, usual in zip(ours.buffers(), theirs.buffers(), strict=True):
-        torch.testing.assert_close(mine, usual, rtol=1e-4, atol=1e-4)
+    for moved, as_usual in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-4)
 
 
 def test_a_result_that_nobody_uses_sends_nothing() -> None:
@@ -118,8 +118,8 @@ def test_a_resnet_computes_what_it_did(name: str) -> None:
         assert mine.grad is not None, key
         assert theirs.grad is not None
         assert float((mine.grad - theirs.grad).norm()) <= 2e-3 * float(theirs.grad.norm()), key
-    for mine, theirs in zip(faster.buffers(), usual.buffers(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
+        torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-5)
     assert list(faster.state_dict()) == list(usual.state_dict())
     torch.testing.assert_close(faster.eval()(images), usual.eval()(images), rtol=1e-3, atol=1e-3)
 

@@ -160,7 +160,7 @@ def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
 def test_each_loss_is_that_of_two_dropout_passes_and_a_step_lowers_it(name: Any, objective: Any, place: Path) -> None:
     method, batch = method_and_batch(place, method=name, objective=objective)
     torch.manual_seed(7)
-    compared = method.pairs(batch)
+    compared = method.pairs(batch.first, batch.second)
     torch.manual_seed(7)
     expected = plain_step(method, batch, objective)
     torch.testing.assert_close(compared.loss.double(), expected, rtol=2e-5, atol=1e-5)
@@ -218,7 +218,7 @@ def test_bf16_loss_and_gradient_at_the_papers_alpha_and_gamma(
 
     monkeypatch.setattr(method, "compare", watched)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = method.pairs(batch).loss
+        loss = method.pairs(batch.first, batch.second).loss
     loss.backward()
     x, y = seen
     assert x.dtype == torch.bfloat16

@@ -70,9 +70,11 @@ def extract_features(
     features: list[Tensor] = []
     labels: list[Tensor | None] = []
     encoder.eval()
+    # As it was written, where it is compiled: that was for the batches of training, and others would compile it again.
+    run = encoder if encoder._compiled_call_impl is None else encoder.forward
     try:
         for inputs, target in batches:
-            output = encoder(inputs.to(device, non_blocking=True))
+            output = run(inputs.to(device, non_blocking=True))
             if output.ndim != 2:
                 raise ValueError(
                     f"the encoder should give (batch, d) features; it gave {tuple(output.shape)}. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -198,7 +199,13 @@ class Method(LightningModule):
         if not (self.recording and self.training):
             return self._plain_values(first, second)
         if self._recorded is None:
-            self._recorded = record(self._plain_values, self.networks(), first, second)
+            try:
+                self._recorded = record(self._plain_values, self.networks(), first, second)
+            except RuntimeError as error:  # a network that looks at values on the way can't be recorded
+                self.recording = False
+                reason = str(error).strip().splitlines()[0]
+                warnings.warn(f"the step can't be recorded as a CUDA graph, so it is slower: {reason}", stacklevel=2)
+                return self._plain_values(first, second)
         return self._recorded(first, second)
 
     def _plain_values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:

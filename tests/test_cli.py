@@ -15,7 +15,9 @@ import pytest
 import tyro
 
 from fmicl import cli
-from fmicl.recipes import RECIPES, Recipe
+from fmicl.recipes import RECIPES, Entry, Recipe
+from fmicl.settings import Settings
+from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,12 +57,20 @@ def without(package: str, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", hide + script], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize(("package", "arguments"), [("tyro", ["--help"]), ("lightning", ["train", "digits"])])
-def test_a_package_of_the_extra_that_is_missing_is_one_line(package: str, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("package", "arguments", "extra"),
+    [
+        ("tyro", ["--help"], "train"),
+        ("lightning", ["train", "digits"], "train"),
+        ("transformers", ["train", "wikipedia"], "text"),
+        ("sentence_transformers", ["train", "wikipedia"], "text"),
+    ],
+)
+def test_a_package_of_the_extra_that_is_missing_is_one_line(package: str, arguments: list[str], extra: str) -> None:
     script = f"import fmicl.__main__\nsys.argv = {['fmicl', *arguments]!r}\nsys.exit(fmicl.__main__.main())"
     done = without(package, script)
     assert done.returncode == 2
-    assert "needs: pip install 'fmicl[train]'" in done.stderr
+    assert f"needs: pip install 'fmicl[{extra}]'" in done.stderr
     assert done.stderr.startswith("fmicl: error: there is no package ")
     assert done.stderr.count("\n") == 1
 
@@ -80,7 +90,8 @@ def test_python_m_fmicl_is_the_command_line() -> None:
 
 def test_train_help_lists_each_recipe_with_its_sentence() -> None:
     text = " ".join(run("train", "--help").stdout.replace("│", " ").split())
-    for entry in RECIPES.values():
+    entries: list[Entry[Settings]] = [*RECIPES.values(), *TEXT_RECIPES.values()]
+    for entry in entries:
         assert f"{entry.name} {entry.sentence}" in text
         assert entry.sentence.endswith(".")
 
@@ -137,6 +148,16 @@ def test_a_recipe_without_options_is_itself(name: str) -> None:
     command = parse("train", name).command
     assert command.recipe == RECIPES[name].recipe
     assert command.name == name
+
+
+def test_a_text_recipe_and_its_options() -> None:
+    assert parse("train", "wikipedia").command.recipe == TEXT_RECIPES["wikipedia"].recipe
+    options = ["--data", "wiki.txt", "--model", "roberta-base", "--objective", "infonce", "--pooling", "mean"]
+    command = parse("train", "wikipedia", *options, "--sts", "DIR", "--resume").command
+    assert command.recipe == TextRecipe(
+        data=Path("wiki.txt"), model="roberta-base", objective="infonce", pooling="mean", sts=Path("DIR")
+    )
+    assert (command.name, command.resume) == ("wikipedia", True)
 
 
 def test_embed_takes_a_short_o() -> None:

@@ -225,6 +225,16 @@ def test_a_batch_holds_whole_sentences_padded_to_a_multiple_of_eight() -> None:
     assert widths == {8, 16, 24, 30}
 
 
+def test_batches_of_one_shape() -> None:
+    data = sentences()
+    free, fixed = (SentenceStream(data, 4, length=40, seed=1, device="cpu", fixed=fixed) for fixed in (False, True))
+    for one, other in zip(free, fixed, strict=True):
+        assert other.first.shape == (4, 32)
+        width = one.first.shape[1]
+        assert torch.equal(one.first, other.first[:, :width])
+        assert bool((other.first[:, width:] == -1).all())
+
+
 def test_each_epoch_is_an_order_of_its_own_and_each_process_has_its_part() -> None:
     data = sentences()
 

@@ -6,9 +6,10 @@ import math
 import numbers
 from typing import Literal
 
-__all__ = ["Negatives", "require_mode", "require_positive", "require_power", "require_shift"]
+__all__ = ["Negatives", "Pooling", "require_mode", "require_positive", "require_power", "require_shift"]
 
 Negatives = Literal["anchor", "both", "cross"]
+Pooling = Literal["cls_mlp", "cls", "mean"]
 _MODES = ("anchor", "both", "cross")
 
 

@@ -19,10 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmicl.checks import Pooling
 from fmicl.data import padded_width
-from fmicl.text_recipes import Pooling
 
-__all__ = ["SentenceEncoder", "Tokenizer", "build_sentence_encoder", "save_sentence_encoder", "sentence_head"]
+__all__ = [
+    "SentenceEncoder",
+    "Tokenizer",
+    "build_sentence_encoder",
+    "point_to",
+    "quiet_transformers",
+    "save_sentence_encoder",
+    "sentence_head",
+]
 
 _TOO_LONG = 10**6  # tokenizers without a limit name an astronomic one
 
@@ -249,7 +257,7 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def point_to(folder: Path, inner: Path) -> dict[str, Any] | list[dict[str, Any]]:
+def point_to(folder: Path, inner: Path) -> list[dict[str, Any]]:
     """What the modules.json of a folder holds that has a whole sentence-transformers folder inside."""
     modules: list[dict[str, Any]] = json.loads((inner / "modules.json").read_text(encoding="utf-8"))
     place = inner.relative_to(folder)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from fmicl.checks import Pooling
 from fmicl.recipes import Entry
 from fmicl.settings import Settings
-
-Pooling = Literal["cls_mlp", "cls", "mean"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def train_text(
     """
     with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
+        _require_packages()
         check_batch(recipe, processes.world_size)
         build_objective(recipe)  # wrong settings are found before anything is read and a folder made
         if recipe.data is None:
@@ -99,6 +101,7 @@ def train_text(
             device=device,
             rank=processes.rank,
             world_size=processes.world_size,
+            fixed=device.type == "cuda",
         )
         data = {**sentences.fingerprint, "stsb_dev": None if dev is None else _digest(dev)}
         old = old_run(name, out) if resume else None
@@ -248,6 +251,17 @@ class TextRecorder(Recorder):
             return {"step": method.step, "stsb_dev": None, "chosen_by": "last step"}
         method.encoder.load_state_dict(self.best["weights"])
         return {"step": self.best["step"], "stsb_dev": self.best["stsb_dev"], "chosen_by": "STS-B dev"}
+
+
+def _require_packages() -> None:
+    """What is imported at the end of a run must be there at its start.
+
+    Raises:
+        ModuleNotFoundError: it isn't; the command line says which extra brings it.
+    """
+    for package in ("transformers", "sentence_transformers"):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(f"there is no package {package}: pip install 'fmicl[text]'", name=package)
 
 
 def _why_last(recipe: TextRecipe) -> str:

@@ -29,7 +29,8 @@ class SentenceStream:
     """All sentences in random order; one pass is one epoch, and the next pass is the next epoch.
 
     A batch is (B, L) token ids, -1 where a sentence has ended, and L is the longest sentence's length, rounded up to a
-    multiple of 8. First and second view are the same tensor: what tells them apart is the encoder's dropout.
+    multiple of 8; with ``fixed``, that of the longest sentence of all. First and second view are the same tensor: what
+    tells them apart is the encoder's dropout.
 
     The order is a function of (seed, epoch), the same in all processes, of which each takes its part. So a pass can
     start anywhere, and goes on as if it had never stopped. Sentences that don't fill a last batch are left out of an
@@ -43,6 +44,7 @@ class SentenceStream:
         device: where the batches are wanted.
         rank: number of this process.
         world_size: how many processes there are.
+        fixed: all batches have one shape, as compilers and CUDA graphs like it.
 
     Raises:
         ValueError: there are too few sentences for one batch in each process.
@@ -66,6 +68,7 @@ class SentenceStream:
         device: torch.device | str,
         rank: int = 0,
         world_size: int = 1,
+        fixed: bool = False,
     ) -> None:
         if batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(
@@ -79,6 +82,7 @@ class SentenceStream:
             )
         self.sentences, self.batch_size, self.length = sentences, batch_size, length
         self.seed, self.device, self.rank, self.world_size = seed, torch.device(device), rank, world_size
+        self.width = padded_width(int(np.diff(sentences.offsets).max()), length) if fixed else None
         self.epoch, self.batch = 0, 0
 
     def __len__(self) -> int:
@@ -106,7 +110,7 @@ class SentenceStream:
     def _block(self, index: np.ndarray) -> Iterator[Batch]:
         """The batches of sentences (batches, B)."""
         longest = self.sentences.lengths(index.reshape(-1)).reshape(index.shape).max(axis=1)
-        widths = [padded_width(int(x), self.length) for x in longest]
+        widths = [self.width or padded_width(int(x), self.length) for x in longest]
         rows = self.sentences.padded(index.reshape(-1), max(widths)).reshape(*index.shape, -1)
         ids, chosen = torch.from_numpy(rows), torch.from_numpy(index)
         if self.device.type == "cuda":

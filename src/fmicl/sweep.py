@@ -1,0 +1,501 @@
+"""Many runs of one recipe: each cell of a grid in a process of its own, resumed where it is unfinished.
+
+SWEEP/sweep.json  .lock  <run>/  <run>.log  jobs/ (with submitit)
+
+``sweep.json`` has the settings, the state and the results of each run, and is written whole whenever one of them
+changes. To call a sweep again is to go on with it: finished runs stay as they are, the others are resumed from their
+checkpoints, and those that failed are tried once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fmicl.grid import Cell, SweepOptions, arguments, cells, parse_case, values_of
+from fmicl.launchers import (
+    Handle,
+    Launcher,
+    LocalLauncher,
+    SubmititLauncher,
+    check_submitit,
+    local_slots,
+    slurm_options,
+)
+from fmicl.runs import Run, new_run, read_json, write_json
+from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
+
+__all__ = ["Sweep", "SweepRun", "check_cells", "find_folder", "last_error", "locked", "run_sweep"]
+
+ROOT = Path("sweeps")
+"""Where sweeps go by default, under the current folder."""
+GRACE = 120.0
+"""Seconds that runs have for a last checkpoint when the sweep is stopped."""
+TICK = 0.2
+"""Seconds between two looks at the runs."""
+SAVE_EVERY = 30.0
+"""Seconds after which sweep.json is written also if only epochs have passed."""
+
+
+@dataclass
+class SweepRun:
+    """A run of a sweep, and how it stands: waiting, running, finished, failed or stopped."""
+
+    cell: Cell
+    path: Path
+    log: Path
+    command: list[str]
+    state: str = "waiting"
+    where: str = ""
+    error: str = ""
+    attempts: int = 0
+    job: str | None = None
+    started: str | None = None
+    seconds: float = 0.0
+    """Time that it took, over all its starts."""
+    progress: Progress = field(default_factory=Progress)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    handle: Handle | None = None
+    since: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name, which is its folder's."""
+        return self.path.name
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs that it is to have."""
+        return getattr(self.cell.recipe, "epochs", None)
+
+    def look(self) -> bool:
+        """Read how far it is; whether that is farther than before."""
+        before, self.progress = self.progress, read_progress(self.path / "metrics.csv")
+        return before != self.progress
+
+    def read_results(self) -> None:
+        """Take the results from its folder, if it has any."""
+        with contextlib.suppress(OSError, ValueError):
+            self.results = read_json(self.path / "results.json")
+
+    def entry(self) -> dict[str, Any]:
+        """What sweep.json says of it."""
+        p = self.progress
+        return {
+            "state": self.state, "group": self.cell.group, "case": self.cell.case,
+            "seed": getattr(self.cell.recipe, "seed", None), "changes": _plain(self.cell.changes),
+            "epoch": p.epoch, "epochs": self.epochs, "seconds_per_epoch": p.seconds, "loss": p.loss, "score": p.score,
+            "attempts": self.attempts, "started": self.started, "seconds": round(self.seconds, 1),
+            "where": self.where or None, "job": self.job, "log": os.path.relpath(self.log, self.path.parent),
+            "error": self.error or None,
+            "results": dict(self.results) or None,
+        }  # fmt: skip
+
+
+class Sweep:
+    """The runs of a grid, in one folder.
+
+    Args:
+        name: the recipe's name.
+        recipe: the recipe that the cells differ from.
+        cells: what to train.
+        folder: the sweep's folder, new or of the same sweep before.
+        program: what is called with ``train NAME ...``; other programs are for tests.
+        machine: settings that say where a run is trained and not what it computes, and so don't tell runs apart.
+
+    Raises:
+        ValueError: the folder holds something else, or a run of the same name with other settings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        recipe: Any,
+        cells: Sequence[Cell],
+        folder: Path,
+        *,
+        program: Sequence[str] = (sys.executable, "-m", "fmicl"),
+        machine: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name, self.folder, self.machine = name, folder, machine
+        self.file = folder / "sweep.json"
+        self.others: dict[str, Any] = {}
+        """Runs that an earlier call left here and that are not in this grid."""
+        self.created = _now()
+        before = self._before()
+        places = {_key(entry["changes"], machine): run for run, entry in before.items()}
+        self.runs: list[SweepRun] = []
+        for cell in cells:
+            place = places.get(_key(cell.changes, machine), cell.name)
+            old = before.get(place, {})
+            if old and _key(old["changes"], machine) != _key(cell.changes, machine):
+                what = _difference(old["changes"], cell.changes, machine)
+                raise ValueError(f"{folder} holds a run {place} with other settings ({what}): take another --out")
+            path = folder / place
+            command = [*program, "train", name, *arguments(cell.recipe, recipe), "--out", str(path), "--resume"]
+            run = SweepRun(cell, path, folder / f"{place}.log", command)
+            run.attempts, run.seconds = old.get("attempts", 0), old.get("seconds", 0.0)
+            run.job = old.get("job") if old.get("state") == "running" else None  # else it is known to have ended
+            run.started, run.where = old.get("started"), old.get("where") or ""
+            run.look()
+            if Run(path).finished or (old.get("state") == "finished" and Run(path).results.exists()):
+                run.state = "finished"
+                run.read_results()
+            self.runs.append(run)
+        taken = {run.name for run in self.runs}
+        self.others = {run: entry for run, entry in before.items() if run not in taken}
+        self.signals: list[int] = []
+        self._saved = 0.0
+
+    def _before(self) -> dict[str, Any]:
+        """The runs that the folder holds already."""
+        if not self.file.exists():
+            return {}
+        saved = read_json(self.file)
+        if saved.get("recipe") != self.name:
+            raise ValueError(
+                f"{self.folder} is a sweep of {saved.get('recipe')}, not of {self.name}: take another --out"
+            )
+        self.created = saved.get("created", self.created)
+        runs: dict[str, Any] = saved["runs"]
+        return runs
+
+    def save(self) -> None:
+        """Write sweep.json, whole."""
+        entries = {**self.others, **{run.name: run.entry() for run in self.runs}}
+        write_json(
+            self.file,
+            {
+                "format": 1,
+                "recipe": self.name,
+                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "created": self.created,
+                "updated": _now(),
+                "runs": entries,
+                "summary": summarise(
+                    (entry["group"], entry["results"] or {})
+                    for entry in entries.values()
+                    if entry["state"] == "finished"
+                ),
+            },
+        )
+        self._saved = time.monotonic()
+
+    def __call__(self, launcher: Launcher, *, slots: int | None = None, live: bool | None = None) -> int:
+        """Train what is unfinished, and show how far it is.
+
+        Args:
+            launcher: where runs are trained.
+            slots: runs at once, for the guess at the time left; None is all of them.
+            live: draw a table; None asks the terminal.
+
+        Returns:
+            The exit code: 0, 1 if a run failed, or 130 or 143 if the sweep was stopped by Ctrl-C or SIGTERM.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        display = Display(f"{self.name} in {self.folder}", live=live)
+        done = sum(run.state == "finished" for run in self.runs)
+        display.say(f"sweep of {len(self.runs)} runs in {self.folder}" + (f"; {done} finished before" if done else ""))
+        with self._signals(), display:
+            self.save()
+            self._attach(launcher, display)
+            self._train(launcher, display, slots)
+            self._end(launcher, display)
+            self.save()
+            display.update(self.runs, slots)
+        return self._report(launcher, display)
+
+    def _attach(self, launcher: Launcher, display: Display) -> None:
+        """Watch jobs again that went on without the sweep."""
+        for run in self.runs:
+            if run.state == "waiting" and run.job is not None and (handle := launcher.attach(run.job)) is not None:
+                self._begin(run, handle)
+                display.say(f"{run.name}: {handle.where} goes on")
+
+    def _train(self, launcher: Launcher, display: Display, slots: int | None) -> None:
+        while not self.signals:
+            self._poll(display)
+            for run in self.runs:
+                if run.state == "waiting" and not self.signals and launcher.free():
+                    self._start(run, launcher, display)
+            display.update(self.runs, slots)
+            if all(run.state in ("finished", "failed") for run in self.runs):
+                return
+            if time.monotonic() - self._saved > SAVE_EVERY:
+                self.save()
+            time.sleep(TICK)
+
+    def _start(self, run: SweepRun, launcher: Launcher, display: Display) -> None:
+        try:
+            handle = launcher.start(run.command, run.log, name=run.name)
+        except OSError as error:
+            run.state, run.error = "failed", f"could not be started: {error}"
+            return
+        run.attempts += 1
+        run.started = _now()
+        run.job = handle.where.removeprefix("job ") if launcher.detached else None
+        self._begin(run, handle)
+        display.say(f"[{_time()}] {run.name}: {'resumed' if run.progress.epoch else 'started'} ({handle.where})")
+        self.save()
+
+    @staticmethod
+    def _begin(run: SweepRun, handle: Handle) -> None:
+        run.handle, run.where, run.log, run.since = handle, handle.where, handle.log, time.monotonic()
+        run.state, run.error = "running", ""
+
+    def _poll(self, display: Display, *, stopping: bool = False) -> None:
+        for run in self.runs:
+            if run.state != "running" or run.handle is None:
+                continue
+            code = run.handle.poll()
+            run.look()
+            if code is None:
+                continue
+            run.seconds += time.monotonic() - run.since
+            whole = (run.path / "results.json").exists()
+            if code == 0 and whole:
+                run.state = "finished"
+                run.read_results()
+                found = ", ".join(f"{label} {value:.2f}" for label, value in scores(run.results).items())
+                display.say(f"[{_time()}] {run.name}: finished in {clock(run.seconds)}{found and '; ' + found}")
+            elif stopping:
+                run.state = "stopped"
+            else:
+                run.state = "failed"
+                said = last_error(run.log, run.handle.log_start, code)
+                run.error = run.handle.error or ("ended without results.json" if code == 0 else said)
+                display.say(f"[{_time()}] {run.name}: failed: {run.error} (see {run.log})")
+            self.save()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM are noted, and heeded between two looks at the runs."""
+
+        def note(number: int, _: object) -> None:
+            self.signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, launcher: Launcher, display: Display) -> None:
+        """Stop what still runs: with a checkpoint, or at once on a second signal or after a time."""
+        running = [run for run in self.runs if run.state == "running" and run.handle is not None]
+        if not running or launcher.detached:
+            return
+        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
+        for run in running:
+            assert run.handle is not None
+            run.handle.stop()
+        asked, deadline = len(self.signals), time.monotonic() + GRACE
+        while any(run.state == "running" for run in running):
+            if len(self.signals) > asked or time.monotonic() > deadline:
+                for run in running:
+                    assert run.handle is not None
+                    run.handle.stop(hard=True)
+            self._poll(display, stopping=True)
+            display.update(self.runs)
+            time.sleep(TICK / 4)
+
+    def _report(self, launcher: Launcher, display: Display) -> int:
+        """The last words: means over seeds, what failed, and how to go on."""
+        summary = read_json(self.file)["summary"]
+        if summary:
+            display.console.print(summary_table(summary))
+        failed = [run for run in self.runs if run.state == "failed"]
+        for run in failed:
+            display.say(f"failed: {run.name}: {run.error}\n  log: {run.log}", always=True)
+        display.say(f"all of it: {self.file}", always=True)
+        if self.signals:
+            jobs = [run.job for run in self.runs if run.state == "running" and run.job]
+            if launcher.detached and jobs:
+                hint = f"its jobs go on; the same command watches them again, `scancel {' '.join(jobs)}` ends them"
+            else:
+                hint = "the same command goes on where the runs are"
+            print(f"fmicl: stopped; {hint} (--out {self.folder})", file=sys.stderr)
+            return 143 if signal.SIGTERM in self.signals else 130
+        if failed:
+            print(
+                f"fmicl: {len(failed)} of {len(self.runs)} runs failed; the same command tries them again "
+                f"(--out {self.folder})",
+                file=sys.stderr,
+            )
+        return 1 if failed else 0
+
+
+def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
+    """What ``fmicl sweep`` does.
+
+    Args:
+        name: the recipe's name.
+        recipe: the recipe.
+        grid: the values of its fields, as :func:`fmicl.grid.grid_of` has them.
+        options: how to train.
+
+    Returns:
+        The exit code, as of :class:`Sweep`.
+    """
+    found = cells(recipe, values_of(grid, recipe), [parse_case(words, recipe) for words in options.case])
+    submitted = options.launcher == "submitit"
+    check_cells(found, here=not submitted)
+    from fmicl.training import MACHINE
+
+    first = found[0].recipe
+    device, devices = getattr(first, "device", "auto"), getattr(first, "devices", 1)
+    slots, slurm = [], slurm_options(options.slurm)
+    if submitted:
+        check_submitit()
+    else:
+        slots = local_slots(options.parallel or 1, device=device, devices=devices)
+    folder = find_folder(name, found, options.out, MACHINE)
+    launcher: Launcher
+    with locked(folder) as lock:
+        sweep = Sweep(name, recipe, found, folder, machine=MACHINE)
+        if submitted:
+            launcher = SubmititLauncher(
+                folder / "jobs", slurm, devices=devices, gpu=device != "cpu", limit=options.parallel
+            )
+            return sweep(launcher, slots=options.parallel)
+        launcher = LocalLauncher(slots, keep_open=lock)
+        return sweep(launcher, slots=len(slots))
+
+
+def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
+    """Refuse what would fail in every run, before the first one starts.
+
+    Args:
+        cells: what is to be trained.
+        here: whether that is on this machine, so that its files must be here.
+
+    Raises:
+        ValueError: an objective that can't be built, in its own words.
+        FileNotFoundError: data that isn't there.
+    """
+    from fmicl.recipes import Recipe
+    from fmicl.training import build_objective
+
+    for cell in cells:
+        if isinstance(cell.recipe, Recipe):
+            build_objective(cell.recipe)
+        for value in cell.changes.values():
+            if here and isinstance(value, Path) and not value.exists() and not getattr(cell.recipe, "download", False):
+                raise FileNotFoundError(f"there is no folder {value}")
+
+
+def find_folder(
+    name: str, cells: Sequence[Cell], out: Path | None, machine: frozenset[str] = frozenset(), root: Path = ROOT
+) -> Path:
+    """The folder of a sweep: ``out``; the one that has the very same runs; or the next number under ``root``.
+
+    Example:
+        >>> find_folder("digits", [], Path("mine"))
+        PosixPath('mine')
+    """
+    if out is not None:
+        return out
+    wanted = {_key(cell.changes, machine) for cell in cells}
+    for file in sorted(root.glob(f"{name}-*/sweep.json"), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            saved = read_json(file)
+            if saved["recipe"] == name and {_key(x["changes"], machine) for x in saved["runs"].values()} == wanted:
+                return file.parent
+    return new_run(name, root=root).path
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[int | None]:
+    """Hold a sweep's folder, so that no run is trained twice at once; the lock's descriptor is for its runs to keep.
+
+    Raises:
+        ValueError: it is something else than a sweep's folder; or another sweep, or a run that outlived one, has it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not the folder of a sweep")
+    if folder.is_dir() and not {".lock", "sweep.json"} & (there := {path.name for path in folder.iterdir()}) and there:
+        raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
+            ) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def last_error(log: Path, start: int, code: int) -> str:
+    r"""Why a run ended, in one line: its last error message, or the signal that killed it.
+
+    Example:
+        >>> import tempfile
+        >>> log = Path(tempfile.mkdtemp()) / "run.log"
+        >>> _ = log.write_text("epoch 1/2\nTraceback ...\ntorch.OutOfMemoryError: CUDA out of memory.\nexit\n")
+        >>> last_error(log, 0, 1)
+        'torch.OutOfMemoryError: CUDA out of memory.'
+        >>> last_error(log, 0, -9)
+        'killed by SIGKILL (out of memory?)'
+    """
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{hint}"
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - 2**16))
+            lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    named = [line for line in lines if re.match(r"(fmicl: error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)", line)]
+    if named:
+        return named[-1].removeprefix("fmicl: error: ")
+    return lines[-1] if lines else f"exit code {code}, without a word"
+
+
+def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    plain: dict[str, Any] = json.loads(json.dumps(dict(changes), default=str))
+    return plain
+
+
+def _key(changes: Mapping[str, Any], machine: frozenset[str]) -> str:
+    return json.dumps({k: v for k, v in _plain(changes).items() if k not in machine}, sort_keys=True)
+
+
+def _difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:
+    new = _plain(new)
+    keys = [key for key in {**old, **new} if key not in machine and old.get(key) != new.get(key)]
+    return "; ".join(f"{key} was {_said(old, key)}, is {_said(new, key)}" for key in keys)
+
+
+def _said(changes: Mapping[str, Any], key: str) -> str:
+    return str(changes[key]) if key in changes else "the recipe's"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _time() -> str:
+    return time.strftime("%H:%M:%S")

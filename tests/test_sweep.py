@@ -149,7 +149,12 @@ def test_another_kind_of_recipe_will_do() -> None:
         size: int = 1
 
     @dataclass(frozen=True)
-    class Other:
+    class Base:
+        rate: float = 0.1
+        """How fast."""
+
+    @dataclass(frozen=True)
+    class Other(Base):
         corpus: Path | None = None
         pooling: Literal["cls", "mean"] = "cls"
         tasks: tuple[str, ...] = ("a", "b")
@@ -159,9 +164,10 @@ def test_another_kind_of_recipe_will_do() -> None:
     globals().update(Inner=Inner, Other=Other)  # where type hints are looked up
     found = cells(Other(), {"pooling": ("cls", "mean"), "size": (1, 2), "corpus": (Path("x/y.txt"),), "seed": (0,)})
     assert [cell.name for cell in found][:2] == ["pooling=cls,size=1", "pooling=cls,size=2"]
-    assert found[-1].recipe == Other(Path("x/y.txt"), "mean", inner=Inner(2))
+    assert found[-1].recipe == Other(corpus=Path("x/y.txt"), pooling="mean", inner=Inner(2))
     assert parse_case(["all", "tasks=a,c", "size=3"], Other()) == ("all", {"tasks": ("a", "c"), "size": 3})
     assert next(leaf for leaf in leaves(Other) if leaf.name == "size").help == "How large."
+    assert next(leaf for leaf in leaves(Other) if leaf.name == "rate").help == "How fast."
     assert grid_of(Other()).tasks == ("a", "b")
 
 
@@ -619,8 +625,10 @@ def test_without_a_terminal_there_is_a_line_now_and_then() -> None:
 
 def test_figures_of_text_runs_are_read_too(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
-    path.write_text("step,epoch,loss,stsb\n10,0.5,2.0,\n20,1.0,1.5,71.25\n")
+    path.write_text("step,epoch,loss,stsb_dev\n10,0.5,2.0,\n20,1.0,1.5,71.25\n")
     assert read_progress(path) == Progress(1.0, None, 1.5, 71.25)
+    path.write_text("epoch,loss,seconds\n0.25,2.0,9\n0.5,1.5,3\n0.75,1.0,3\n")
+    assert read_progress(path).seconds == 12.0  # of a whole epoch
     path.write_text("epoch,loss\n")
     assert read_progress(path) == Progress()
     assert scores({"STSB": 70.0, "avg": None, "STS12": 60.0}) == {"STS-B": 70.0}

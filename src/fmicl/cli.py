@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from fmicl.grid import SweepOptions, grid_class, grid_of
-from fmicl.recipes import RECIPES, Entry, Recipe
+from fmicl.recipes import RECIPES, Recipe
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,15 @@ class Sweep:
         """Train the grid; the exit code."""
         from fmicl.sweep import run_sweep
 
-        grid: Any = self.grid  # type: ignore[attr-defined]
-        return run_sweep(self.name, RECIPES[self.name].recipe, grid, self.sweep)
+        of: Any = self  # the class is made below, with a grid for its kind of recipe
+        return run_sweep(self.name, of.recipe, of.grid, self.sweep)
 
 
-def _sweep_of(entry: Entry) -> Any:
+def _sweep_of(entry: Any) -> Any:
     """The sweep of one recipe, as a subcommand: its own options, and the recipe's fields with several values each."""
     fields = [("grid", Annotated[grid_class(type(entry.recipe)), tyro.conf.OmitArgPrefixes])]
-    kind = make_dataclass("Sweep", fields, bases=(Sweep,), frozen=True, kw_only=True)
+    recipe = {"recipe": entry.recipe}  # no field: not an option
+    kind = make_dataclass("Sweep", fields, bases=(Sweep,), namespace=recipe, frozen=True, kw_only=True)
     default = kind(grid=grid_of(entry.recipe), name=entry.name)
     return Annotated[
         kind, tyro.conf.subcommand(entry.name, default=default, description=entry.sentence, prefix_name=False)

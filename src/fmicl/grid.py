@@ -133,18 +133,21 @@ def _leaves(kind: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
 
 
 def _field_words(kind: type) -> dict[str, str]:
-    """What a dataclass says of its fields: a string after the field, or a line under ``Args:``."""
+    """What a dataclass and those it inherits from say of their fields: a string after it, or a line under ``Args:``."""
     found = {}
-    documented = re.search(r"\n *Args:\n(.*?)(?:\n\n|\Z)", kind.__doc__ or "", re.DOTALL)
-    if documented:
-        for name, words in re.findall(r"^ +(\w+): (.*(?:\n {9,}.*)*)", documented[1], re.MULTILINE):
-            found[name] = " ".join(words.split())
-    with contextlib.suppress(OSError, TypeError):  # no source at hand
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, after in itertools.pairwise(body.body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(after, ast.Expr):
-                found[field.target.id] = " ".join(str(ast.literal_eval(after.value)).split())
+    for part in reversed(kind.__mro__[:-1]):
+        documented = re.search(r"\n *Args:\n(.*?)(?:\n\n|\Z)", part.__doc__ or "", re.DOTALL)
+        if documented:
+            for name, words in re.findall(r"^ +(\w+): (.*(?:\n {9,}.*)*)", documented[1], re.MULTILINE):
+                found[name] = " ".join(words.split())
+        with contextlib.suppress(OSError, TypeError):  # no source at hand
+            body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, after in itertools.pairwise(body.body):
+                if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                    continue
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(after.value.value).split())
     return found
 
 

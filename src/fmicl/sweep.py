@@ -39,6 +39,8 @@ __all__ = ["Sweep", "SweepRun", "check_cells", "find_folder", "last_error", "loc
 
 ROOT = Path("sweeps")
 """Where sweeps go by default, under the current folder."""
+DATA = ("data_dir", "data", "sts")
+"""Fields of recipes that name files which must be there."""
 GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
 TICK = 0.2
@@ -351,8 +353,7 @@ def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
     found = cells(recipe, values_of(grid, recipe), [parse_case(words, recipe) for words in options.case])
     submitted = options.launcher == "submitit"
     check_cells(found, here=not submitted)
-    from fmicl.training import MACHINE
-
+    machine = _machine(recipe)
     first = found[0].recipe
     device, devices = getattr(first, "device", "auto"), getattr(first, "devices", 1)
     slots, slurm = [], slurm_options(options.slurm)
@@ -360,10 +361,10 @@ def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
         check_submitit()
     else:
         slots = local_slots(options.parallel or 1, device=device, devices=devices)
-    folder = find_folder(name, found, options.out, MACHINE)
+    folder = find_folder(name, found, options.out, machine)
     launcher: Launcher
     with locked(folder) as lock:
-        sweep = Sweep(name, recipe, found, folder, machine=MACHINE)
+        sweep = Sweep(name, recipe, found, folder, machine=machine)
         if submitted:
             launcher = SubmititLauncher(
                 folder / "jobs", slurm, devices=devices, gpu=device != "cpu", limit=options.parallel
@@ -384,15 +385,22 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         ValueError: an objective that can't be built, in its own words.
         FileNotFoundError: data that isn't there.
     """
-    from fmicl.recipes import Recipe
     from fmicl.training import build_objective
 
     for cell in cells:
-        if isinstance(cell.recipe, Recipe):
-            build_objective(cell.recipe)
-        for value in cell.changes.values():
-            if here and isinstance(value, Path) and not value.exists() and not getattr(cell.recipe, "download", False):
-                raise FileNotFoundError(f"there is no folder {value}")
+        build_objective(cell.recipe)
+        for name in DATA if here and not getattr(cell.recipe, "download", False) else ():
+            value = cell.changes.get(name)
+            if isinstance(value, Path) and not value.exists():
+                raise FileNotFoundError(f"there is no {'file' if value.suffix else 'folder'} {value}")
+
+
+def _machine(recipe: Any) -> frozenset[str]:
+    """Settings that say where a run is trained and not what it computes."""
+    from fmicl import training
+
+    found: frozenset[str] = getattr(recipe, "machine", None) or training.MACHINE
+    return found
 
 
 def find_folder(

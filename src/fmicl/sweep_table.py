@@ -18,7 +18,7 @@ __all__ = ["Display", "Progress", "Row", "clock", "read_progress", "scores", "sp
 
 SCORES = {"knn": "k-NN", "linear": "linear", "avg": "STS avg", "STSB": "STS-B"}
 """Results that are shown, where a run has them."""
-WATCHED = ("knn", "stsb", "stsb_dev", "sts", "avg")
+WATCHED = ("knn", "stsb_dev", "stsb")
 """Columns of metrics.csv that tell how good the encoder is so far; the first that a run has is shown."""
 RECENT = 5
 """Epochs that the time of an epoch is taken from."""
@@ -74,7 +74,12 @@ def read_progress(path: Path) -> Progress:
         return Progress()
     if not rows:
         return Progress()
-    times = [seconds for row in rows if (seconds := _number(row.get("seconds"))) is not None]
+    times, done = [], 0.0
+    for row in rows:
+        epoch, seconds = _number(row.get("epoch")), _number(row.get("seconds"))
+        if epoch is not None and seconds is not None and epoch > done:
+            times.append(seconds / (epoch - done))  # a row may be for a part of an epoch
+        done = done if epoch is None else epoch
     watched = next((name for name in WATCHED if name in rows[0]), None)
     seen = [score for row in rows if watched and (score := _number(row.get(watched))) is not None]
     return Progress(
@@ -237,13 +242,13 @@ class Display:
         """The table, with as many rows as the terminal has room for: first those that something happens to."""
         from rich.table import Table
 
-        label = "k-NN" if not any(row.progress.score for row in rows if "avg" in row.results) else "score"
         table = Table(title=self.title, caption=f"{counts(rows)}{_left(rows, slots)}")
-        table.add_column("run", overflow="fold")
-        for heading in ("state", "epoch", "s/epoch", label, "loss", "time left"):
+        shown = self._chosen(rows)
+        table.add_column("run", overflow="fold", min_width=min(40, max((len(row.name) for row in shown), default=0)))
+        for heading in ("state", "epoch", "s/epoch", "score", "loss", "time left"):
             table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
         table.add_column("", overflow="ellipsis", no_wrap=True, max_width=60)
-        for row in self._chosen(rows):
+        for row in shown:
             p, style = row.progress, STYLES.get(row.state)
             epochs = "" if row.epochs is None else f"/{row.epochs}"
             found = scores(row.results)

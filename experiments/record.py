@@ -57,9 +57,9 @@ def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
     if commit and known and not (known.startswith(commit) or commit.startswith(known)):
         raise ValueError(f"{run} was made at commit {known}, not {commit}")
     settings = {key: _without_folder(value) for key, value in told["settings"].items()}
-    for key in ("data_dir", "cache_dir"):
-        if key in settings:
-            settings[key] = None
+    for key in (*getattr(_default(told["recipe"]), "paths", ()), "data_dir", "cache_dir"):
+        if settings.get(key) is not None:  # a file's name tells what it was, a folder's only where it was
+            settings[key] = Path(settings[key]).name if Path(settings[key]).suffix else None
     head = {"recipe": told["recipe"], "kind": told.get("kind", "images"), "settings": settings}
     tail = {
         "data": _without_folders(told.get("data")),
@@ -131,12 +131,9 @@ def _default(recipe: str) -> Any:
 
 def machine_fields(recipe: str) -> frozenset[str]:
     """Settings that say where a run was trained, and those of what is looked at meanwhile."""
-    own = getattr(_default(recipe), "machine", None)
-    if own is None:
-        from fmicl.training import MACHINE
+    from fmicl.sweep import machine_settings
 
-        own = MACHINE
-    return frozenset(own) | WATCHING
+    return machine_settings(_default(recipe)) | WATCHING
 
 
 def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,7 +179,9 @@ def record_name(record: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     if isinstance(value, list):
         return "_".join(_short(x) for x in value)
-    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value).rsplit("/", 1)[-1]  # of a model's place or name on a hub, the last part
 
 
 def render(record: Mapping[str, Any]) -> str:

@@ -128,6 +128,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _result(name: str) -> Callable[[Record], Any]:
     def value(record: Record) -> Any:
+        incomplete = record.results.get("incomplete", ())
+        if name in incomplete or (name == "avg" and incomplete):  # of a part of the pairs: not the official score
+            return None
         inner = record.results.get("sts")
         return record.results.get(name, inner.get(name) if isinstance(inner, Mapping) else None)
 

@@ -215,6 +215,10 @@ def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path)
     assert rows["SimCSE"][-2:] == ["64.00 (n=1: [0](../results/simcse.json))", "77.40"]
     assert rows["VLC"] == [*[""] * 8, "55.07"]
     assert "the recipe `sentences of ours` with `epochs 1`" in shown
+    put(tmp_path, simcse=text_record(objective="infonce", results={"STSB": 1.0, "avg": 2.0, "incomplete": ["STS12"]}))
+    row = rows_of(reproduction.tables(tmp_path)["text"])["SimCSE"]
+    assert row[5].startswith("1.00")
+    assert row[-2] == ""  # a part of the pairs is not the task
 
 
 def test_alphas_and_other_settings_of_sentences_have_their_own_tables(

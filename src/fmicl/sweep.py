@@ -35,7 +35,7 @@ from fmicl.launchers import (
 from fmicl.runs import Run, new_run, read_json, write_json
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
 
-__all__ = ["Sweep", "SweepRun", "check_cells", "find_folder", "last_error", "locked", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "check_cells", "find_folder", "last_error", "locked", "machine_settings", "run_sweep"]
 
 ROOT = Path("sweeps")
 """Where sweeps go by default, under the current folder."""
@@ -353,7 +353,7 @@ def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
     found = cells(recipe, values_of(grid, recipe), [parse_case(words, recipe) for words in options.case])
     submitted = options.launcher == "submitit"
     check_cells(found, here=not submitted)
-    machine = _machine(recipe)
+    machine = machine_settings(recipe)
     first = found[0].recipe
     device, devices = getattr(first, "device", "auto"), getattr(first, "devices", 1)
     slots, slurm = [], slurm_options(options.slurm)
@@ -395,11 +395,11 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
                 raise FileNotFoundError(f"there is no {'file' if value.suffix else 'folder'} {value}")
 
 
-def _machine(recipe: Any) -> frozenset[str]:
-    """Settings that say where a run is trained and not what it computes."""
+def machine_settings(recipe: Any) -> frozenset[str]:
+    """Settings of a recipe that say where a run is trained and not what it computes."""
     from fmicl import training
 
-    found: frozenset[str] = getattr(recipe, "machine", None) or training.MACHINE
+    found: frozenset[str] = getattr(recipe, "machine", getattr(training, "MACHINE", frozenset()))
     return found
 
 

@@ -534,6 +534,32 @@ def test_a_preempted_job_stops_its_run_and_goes_on(submitit: types.ModuleType, f
     assert (out / "results.json").exists()
 
 
+def test_a_jobs_run_is_stopped_from_a_signals_handler(fake: list[str], tmp_path: Path) -> None:
+    """As submitit does it: in the main thread, which waits for the run at that moment."""
+    out = tmp_path / "run"
+    script = textwrap.dedent(f"""
+        import signal, sys, types
+        helpers = types.ModuleType("submitit.helpers")
+        helpers.DelayedSubmission = lambda job: job
+        sys.modules |= {{"submitit": types.ModuleType("submitit"), "submitit.helpers": helpers}}
+        from fmicl.launchers import TrainJob
+        job = TrainJob({[*fake, "train", "digits", "--divergence", "vlc", "--out", str(out), "--resume"]!r})
+        def preempted(*_):
+            sys.exit(job.checkpoint()())
+        signal.signal(signal.SIGUSR2, preempted)
+        job()
+    """)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 30
+    while not (out / "metrics.csv").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(timeout=20) == 0
+    assert (out / "tries").read_text() == "xx"
+    assert (out / "results.json").exists()
+
+
 def test_options_that_submitit_refuses(submitit: types.ModuleType, tmp_path: Path) -> None:
     del submitit
     with pytest.raises(ValueError, match="submitit refuses the options of --slurm: Unknown argument 'colour'"):

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,6 +196,10 @@ class _Process:
         self.process.wait()
 
 
+LAST_CHECKPOINT = 60.0
+"""Seconds that a job's run has for its last checkpoint; submitit asks 90 seconds before the end."""
+
+
 class TrainJob:
     """What a job of submitit calls: the command of a run, which is stopped and goes on when the job is requeued."""
 
@@ -212,10 +217,15 @@ class TrainJob:
         """Called by submitit when the job's time is over, or its machine is wanted: end with a checkpoint; go on."""
         from submitit.helpers import DelayedSubmission
 
-        if self._process is not None and self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=60)
+        if self._process is not None:
+            # This is called from a signal's handler, while `wait` above holds the Popen object's lock: its own methods
+            # would wait for themselves.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._process.pid, signal.SIGTERM)
+                end = time.monotonic() + LAST_CHECKPOINT
+                looked_at = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                while os.waitid(os.P_PID, self._process.pid, looked_at) is None and time.monotonic() < end:
+                    time.sleep(0.1)
         return DelayedSubmission(TrainJob(self.command))
 
 
@@ -315,7 +325,7 @@ class SubmititLauncher:
         self._submitit, self.folder, self.limit, self.cluster = submitit, folder, limit, cluster
         forever = {"slurm_max_num_timeout": 10_000} if cluster == "slurm" else {}  # a run may need many turns
         self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **forever)
-        wanted: dict[str, Any] = {"tasks_per_node": devices, "gpus_per_node": devices if gpu else 0, **options}
+        wanted: dict[str, Any] = {"tasks_per_node": devices, **({"gpus_per_node": devices} if gpu else {}), **options}
         if not {"timeout_min", "slurm_time"} & set(options):
             wanted["timeout_min"] = 1440  # submitit's own would be five minutes
         try:

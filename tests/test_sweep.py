@@ -26,7 +26,8 @@ from fmicl import cli, launchers
 from fmicl.grid import arguments, cells, grid_of, leaves, parse_case, values_of
 from fmicl.launchers import LocalLauncher, Slot, SubmititLauncher, TrainJob, local_slots, slurm_options
 from fmicl.recipes import RECIPES, Recipe
-from fmicl.sweep import Sweep, find_folder, last_error, locked
+from fmicl.sweep import Sweep
+from fmicl.sweep_folder import find_folder, last_error, locked
 from fmicl.sweep_table import Display, Progress, read_progress, scores, summarise, time_left
 
 DIGITS = RECIPES["digits"].recipe
@@ -291,7 +292,8 @@ def start_in_background(fake: list[str], folder: Path, *extra: str) -> subproces
         from fmicl.grid import cells
         from fmicl.launchers import LocalLauncher, Slot
         from fmicl.recipes import RECIPES
-        from fmicl.sweep import Sweep, locked
+        from fmicl.sweep import Sweep
+        from fmicl.sweep_folder import locked
         recipe, folder = RECIPES["digits"].recipe, Path({str(folder)!r})
         found = cells(recipe, {{"divergence": ("kl", "vlc"), "seed": (0, 1), {", ".join(extra)}}})
         with locked(folder) as lock:

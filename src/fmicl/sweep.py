@@ -10,9 +10,7 @@ checkpoints, and those that failed are tried once more.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import signal
 import sys
 import time
@@ -32,13 +30,12 @@ from fmicl.launchers import (
     local_slots,
     slurm_options,
 )
-from fmicl.runs import Run, new_run, read_json, write_json
+from fmicl.runs import Run, read_json, write_json
+from fmicl.sweep_folder import difference, find_folder, key_of, last_error, locked, plain
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
 
-__all__ = ["Sweep", "SweepRun", "check_cells", "find_folder", "last_error", "locked", "machine_settings", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "check_cells", "machine_settings", "run_sweep"]
 
-ROOT = Path("sweeps")
-"""Where sweeps go by default, under the current folder."""
 DATA = ("data_dir", "data", "sts")
 """Fields of recipes that name files which must be there."""
 GRACE = 120.0
@@ -95,7 +92,7 @@ class SweepRun:
         p = self.progress
         return {
             "state": self.state, "group": self.cell.group, "case": self.cell.case,
-            "seed": getattr(self.cell.recipe, "seed", None), "changes": _plain(self.cell.changes),
+            "seed": getattr(self.cell.recipe, "seed", None), "changes": plain(self.cell.changes),
             "epoch": p.epoch, "epochs": self.epochs, "seconds_per_epoch": p.seconds, "loss": p.loss, "score": p.score,
             "attempts": self.attempts, "started": self.started, "seconds": round(self.seconds, 1),
             "where": self.where or None, "job": self.job, "log": os.path.relpath(self.log, self.path.parent),
@@ -135,13 +132,13 @@ class Sweep:
         """Runs that an earlier call left here and that are not in this grid."""
         self.created = _now()
         before = self._before()
-        places = {_key(entry["changes"], machine): run for run, entry in before.items()}
+        places = {key_of(entry["changes"], machine): run for run, entry in before.items()}
         self.runs: list[SweepRun] = []
         for cell in cells:
-            place = places.get(_key(cell.changes, machine), cell.name)
+            place = places.get(key_of(cell.changes, machine), cell.name)
             old = before.get(place, {})
-            if old and _key(old["changes"], machine) != _key(cell.changes, machine):
-                what = _difference(old["changes"], cell.changes, machine)
+            if old and key_of(old["changes"], machine) != key_of(cell.changes, machine):
+                what = difference(old["changes"], cell.changes, machine)
                 raise ValueError(f"{folder} holds a run {place} with other settings ({what}): take another --out")
             path = folder / place
             command = [*program, "train", name, *arguments(cell.recipe, recipe), "--out", str(path), "--resume"]
@@ -401,104 +398,6 @@ def machine_settings(recipe: Any) -> frozenset[str]:
 
     found: frozenset[str] = getattr(recipe, "machine", getattr(training, "MACHINE", frozenset()))
     return found
-
-
-def find_folder(
-    name: str, cells: Sequence[Cell], out: Path | None, machine: frozenset[str] = frozenset(), root: Path = ROOT
-) -> Path:
-    """The folder of a sweep: ``out``; the one that has the very same runs; or the next number under ``root``.
-
-    Example:
-        >>> find_folder("digits", [], Path("mine"))
-        PosixPath('mine')
-    """
-    if out is not None:
-        return out
-    wanted = {_key(cell.changes, machine) for cell in cells}
-    for file in sorted(root.glob(f"{name}-*/sweep.json"), reverse=True):
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            saved = read_json(file)
-            if saved["recipe"] == name and {_key(x["changes"], machine) for x in saved["runs"].values()} == wanted:
-                return file.parent
-    return new_run(name, root=root).path
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[int | None]:
-    """Hold a sweep's folder, so that no run is trained twice at once; the lock's descriptor is for its runs to keep.
-
-    Raises:
-        ValueError: it is something else than a sweep's folder; or another sweep, or a run that outlived one, has it.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not the folder of a sweep")
-    if folder.is_dir() and not {".lock", "sweep.json"} & (there := {path.name for path in folder.iterdir()}) and there:
-        raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield None
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
-            ) from None
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def last_error(log: Path, start: int, code: int) -> str:
-    r"""Why a run ended, in one line: its last error message, or the signal that killed it.
-
-    Example:
-        >>> import tempfile
-        >>> log = Path(tempfile.mkdtemp()) / "run.log"
-        >>> _ = log.write_text("epoch 1/2\nTraceback ...\ntorch.OutOfMemoryError: CUDA out of memory.\nexit\n")
-        >>> last_error(log, 0, 1)
-        'torch.OutOfMemoryError: CUDA out of memory.'
-        >>> last_error(log, 0, -9)
-        'killed by SIGKILL (out of memory?)'
-    """
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-            return f"killed by {signal.Signals(-code).name}{hint}"
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - 2**16))
-            lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    except OSError:
-        lines = []
-    named = [line for line in lines if re.match(r"(fmicl: error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)", line)]
-    if named:
-        return named[-1].removeprefix("fmicl: error: ")
-    return lines[-1] if lines else f"exit code {code}, without a word"
-
-
-def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as JSON has them."""
-    plain: dict[str, Any] = json.loads(json.dumps(dict(changes), default=str))
-    return plain
-
-
-def _key(changes: Mapping[str, Any], machine: frozenset[str]) -> str:
-    return json.dumps({k: v for k, v in _plain(changes).items() if k not in machine}, sort_keys=True)
-
-
-def _difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:
-    new = _plain(new)
-    keys = [key for key in {**old, **new} if key not in machine and old.get(key) != new.get(key)]
-    return "; ".join(f"{key} was {_said(old, key)}, is {_said(new, key)}" for key in keys)
-
-
-def _said(changes: Mapping[str, Any], key: str) -> str:
-    return str(changes[key]) if key in changes else "the recipe's"
 
 
 def _now() -> str:

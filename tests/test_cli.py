@@ -39,7 +39,7 @@ def test_help_answers_within_half_a_second() -> None:
         times.append(time.perf_counter() - before)
         assert done.returncode == 0
     assert min(times) < 0.5
-    assert all(command in done.stdout for command in ("train", "evaluate", "embed", "report"))
+    assert all(command in done.stdout for command in ("train", "sweep", "evaluate", "embed", "report"))
 
 
 def test_help_loads_nothing_heavy() -> None:

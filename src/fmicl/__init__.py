@@ -54,6 +54,7 @@ EXTRAS = {
     for extra, packages in {
         "train": "lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
         "text": "datasets sentence_transformers transformers",
+        "slurm": "submitit",
     }.items()
     for package in packages.split()
 }

@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from fmicl.grid import SweepOptions, grid_class, grid_of
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
@@ -97,6 +98,48 @@ class TrainCommand:
     def __call__(self) -> None:
         """Run the chosen recipe."""
         self.command()
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train a recipe on a grid: any of its fields may have several values."""
+
+    sweep: tyro.conf.OmitArgPrefixes[SweepOptions] = field(default_factory=SweepOptions)
+    name: tyro.conf.Suppress[str] = "run"
+
+    def __call__(self) -> int:
+        """Train the grid; the exit code."""
+        from fmicl.sweep import run_sweep
+
+        of: Any = self  # the class is made below, with a grid for its kind of recipe
+        return run_sweep(self.name, of.recipe, of.grid, self.sweep)
+
+
+def _sweep_of(entry: Any) -> Any:
+    """The sweep of one recipe, as a subcommand: its own options, and the recipe's fields with several values each."""
+    fields = [("grid", Annotated[grid_class(type(entry.recipe)), tyro.conf.OmitArgPrefixes])]
+    recipe = {"recipe": entry.recipe}  # no field: not an option
+    kind = make_dataclass("Sweep", fields, bases=(Sweep,), namespace=recipe, frozen=True, kw_only=True)
+    default = kind(grid=grid_of(entry.recipe), name=entry.name)
+    return Annotated[
+        kind, tyro.conf.subcommand(entry.name, default=default, description=entry.sentence, prefix_name=False)
+    ]
+
+
+_Grid: Any = reduce(or_, (_sweep_of(entry) for _, entry in _ENTRIES))
+
+
+@dataclass(frozen=True)
+class SweepCommand:
+    """Train a recipe on a grid of settings, several runs at once; the same command goes on."""
+
+    command: tyro.conf.OmitArgPrefixes[_Grid]
+    """What to train."""
+
+    def __call__(self) -> int:
+        """Run the sweep of the chosen recipe."""
+        code: int = self.command()
+        return code
 
 
 @dataclass(frozen=True)
@@ -206,7 +249,13 @@ _COMMANDS: Any = reduce(
     or_,
     (
         Annotated[command, tyro.conf.subcommand(name, prefix_name=False)]
-        for name, command in (("train", TrainCommand), ("evaluate", Evaluate), ("embed", Embed), ("report", Report))
+        for name, command in (
+            ("train", TrainCommand),
+            ("sweep", SweepCommand),
+            ("evaluate", Evaluate),
+            ("embed", Embed),
+            ("report", Report),
+        )
     ),
 )
 
@@ -263,11 +312,12 @@ def _print_sts(results: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: run a command.
 
-    Wrong input ends in one message and exit code 2, a loss that is not finite in exit code 1. With the environment
+    Wrong input ends in one message and exit code 2, a loss that is not finite or a failed run of a sweep in exit
+    code 1. With the environment
     variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
     """
     try:
-        _parse(arguments)()
+        return int(_parse(arguments)() or 0)
     except (ValueError, OSError) as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:
@@ -277,7 +327,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if type(error).__name__ != "NonFiniteError":  # a bug, or a machine out of memory: its traceback is of use
             raise
         return _complain(error, 1)
-    return 0
 
 
 def _parse(arguments: Sequence[str] | None) -> Any:

@@ -1,0 +1,270 @@
+"""Our numbers beside the paper's: docs/reproduction.md from the records in results/.
+
+    python experiments/reproduction.py            # write the tables
+    python experiments/reproduction.py --check    # exit code 1 if the page does not say what the records say
+
+Only what stands between the page's markers (<!-- cifar10 --> ... <!-- /cifar10 -->) is written; the words around them
+are kept. Every number of ours is a mean over the seeds on record, with their standard deviation (n - 1), and links to
+its records. Where there is no run there is no number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
+
+from record import differences
+
+__all__ = ["Record", "label", "load", "main", "page", "tables"]
+
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS = (
+    "SimCLR", "MoCo", "AU", "KL", "JS", "Pearson", "SH", "Tsallis-3", "VLC", "reverse KL", "Neyman", "Jeffrey",
+)  # fmt: skip
+DIVERGENCES = {
+    "kl": "KL", "js": "JS", "pearson": "Pearson", "squared_hellinger": "SH", "tsallis": "Tsallis-3", "vlc": "VLC",
+    "reverse_kl": "reverse KL", "neyman": "Neyman", "jeffrey": "Jeffrey",
+}  # fmt: skip
+PAPER = {
+    "linear, 800 epochs": (89.71, 90.30, 90.41, 90.61, 89.66, 89.35, 89.52, 89.15, 89.13),
+    "k-NN, 800 epochs": (84.92, 88.70, 89.42, 89.34, 89.12, 89.44, 88.13, 89.18, 89.15),
+    "k-NN, 200 epochs": (None, None, None, 84.19, 84.06),
+}
+"""Of Lu et al., in the order of the columns."""
+PAPER_TEXT = {
+    "SimCSE": 77.40, "MoCo": 77.88, "AU": 77.95, "KL": 78.02, "JS": 76.76, "Pearson": 77.59, "SH": 73.60,
+    "Tsallis-3": 72.68, "VLC": 55.07,
+}  # fmt: skip
+"""Average over the seven tasks, BERT-base."""
+TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
+ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
+
+
+class Record:
+    """A run on record."""
+
+    def __init__(self, file: Path, told: Mapping[str, Any]) -> None:
+        self.file, self.told = file, told
+        self.recipe, self.settings = str(told.get("recipe")), told["settings"]
+        self.results: Mapping[str, Any] = told["results"]
+        self.seed, self.epochs = int(told.get("seed", 0)), self.settings.get("epochs")
+        self.kind = told.get("kind") or ("text" if "avg" in self.results else "images")
+        self.differences = {} if self.kind == "warm_start" else differences(told)
+
+    @property
+    def column(self) -> str | None:
+        """Which of the paper's columns it is; None for other combinations."""
+        s = self.settings
+        method, objective = s.get("method", "simclr"), s.get("objective")
+        if objective == "infonce":
+            names = {"simclr": "SimCSE" if self.kind == "text" else "SimCLR", "moco": "MoCo"}
+            return names.get(method)
+        if method != "simclr":
+            return None
+        if objective == "align_uniform":
+            return "AU"
+        return DIVERGENCES.get(s.get("divergence", "")) if objective == "fmicl" else None
+
+
+def label(record: Record) -> str:
+    """Method and objective in a few words."""
+    if record.column:
+        return record.column
+    objective = record.settings.get("objective")
+    what = DIVERGENCES.get(record.settings.get("divergence", ""), "f-MICL") if objective == "fmicl" else objective
+    return f"{what} by {record.settings.get('method')}"
+
+
+def load(folder: Path) -> list[Record]:
+    """All records of runs in a folder; other JSON files, such as benchmarks, are left out.
+
+    Raises:
+        ValueError: a file is damaged.
+    """
+    found = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{file} is damaged: {error}") from error
+        if isinstance(told, dict) and {"settings", "results"} <= told.keys():
+            found.append(Record(file, told))
+    return found
+
+
+def cell(records: Sequence[Record], value: Callable[[Record], Any], links: str) -> str:
+    """Mean and spread over seeds, with a link for each seed; "" without a number.
+
+    Raises:
+        ValueError: a seed is on record twice.
+    """
+    known = sorted((r for r in records if isinstance(value(r), int | float)), key=lambda r: r.seed)
+    if not known:
+        return ""
+    for one, other in itertools.pairwise(known):
+        if one.seed == other.seed:
+            raise ValueError(f"{one.file.name} and {other.file.name} are the same run: seed {one.seed} counts once")
+    numbers = [float(value(r)) for r in known]
+    spread = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
+    seeds = " ".join(f"[{r.seed}]({links}/{r.file.name})" for r in known)
+    return f"{statistics.fmean(numbers):.2f}{spread} (n={len(numbers)}: {seeds})"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown, the first column to the left."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(re.sub(r"  +", " ", line) for line in lines)
+
+
+def _result(name: str) -> Callable[[Record], Any]:
+    def value(record: Record) -> Any:
+        incomplete = record.results.get("incomplete", ())
+        if name in incomplete or (name == "avg" and incomplete):  # of a part of the pairs: not the official score
+            return None
+        inner = record.results.get("sts")
+        return record.results.get(name, inner.get(name) if isinstance(inner, Mapping) else None)
+
+    return value
+
+
+def cifar10(records: Sequence[Record], links: str) -> str:
+    """Runs with the recipe's own settings, beside the paper's."""
+    rows = []
+    for name, values in PAPER.items():
+        padded = [*values, *[None] * (len(COLUMNS) - len(values))]
+        rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in padded)])
+    ours = [r for r in records if _main(r)]
+    for epochs in sorted({r.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
+        for key, name in (("knn", "k-NN"), ("linear", "linear")):
+            cells = [
+                cell([r for r in ours if r.epochs == epochs and r.column == c], _result(key), links) for c in COLUMNS
+            ]
+            rows.append([f"**ours, {name}, {epochs} epochs**", *cells])
+    return table(["CIFAR-10, accuracy in percent", *COLUMNS], rows)
+
+
+def _main(record: Record) -> bool:
+    return record.recipe == "cifar10" and record.column is not None and not record.differences
+
+
+def others(records: Sequence[Record], links: str) -> str:
+    """Runs on images with other settings, or on other data."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for r in records:
+        if r.kind == "images" and not _main(r):
+            differs = ", ".join(f"`{key} {_said(value)}`" for key, value in r.differences.items())
+            groups.setdefault((r.recipe, label(r), differs, str(r.epochs)), []).append(r)
+    if not groups:
+        return "No run on record yet."
+    rows = [[*key, cell(g, _result("knn"), links), cell(g, _result("linear"), links)] for key, g in groups.items()]
+    return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear"], rows)
+
+
+def _said(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def text(records: Sequence[Record], links: str) -> str:
+    """Runs on sentences: those of the settings that most runs have, the alphas of KL, and the rest."""
+    found = [r for r in records if r.kind == "text"]
+    starts = [r for r in records if r.kind == "warm_start"]
+    common = _common(found)
+    main = [r for r in found if _key(r) == common and r.column and "alpha" not in r.differences]
+    rows = [["warm start", *_sts(starts, links), ""]] if starts else []
+    for name, avg in PAPER_TEXT.items():
+        rows.append([name, *_sts([r for r in main if r.column == name], links), f"{avg:.2f}"])
+    head = ["Spearman's correlation x 100", *(f"ours, {task}" for task in TASKS), "paper, BERT-base, avg"]
+    parts = [table(head, rows)]
+    if not found:
+        parts.append("No run of ours on record yet.")
+    else:
+        listed = ", ".join(f"`{key} {value}`" for key, value in common)
+        parts.append(f"Our runs above are the recipe `{main[0].recipe if main else found[0].recipe}` with {listed}.")
+    alphas = [r for r in found if _key(r) == common and r.column == "KL"]
+    swept = {alpha: runs for alpha in ALPHAS if (runs := [r for r in alphas if r.settings.get("alpha") == alpha])}
+    if len(swept) > 1:
+        parts.append(table(["KL, alpha", *TASKS], [[f"{a:g}", *_sts(runs, links)] for a, runs in swept.items()]))
+        main += itertools.chain(*swept.values())
+    done = {id(r) for r in main}
+    groups: dict[str, list[Record]] = {}
+    for r in found:
+        if id(r) not in done:
+            differs = ", ".join(f"`{key} {_said(value)}`" for key, value in r.differences.items())
+            groups.setdefault(f"{label(r)}, {r.epochs} epochs; {differs}", []).append(r)
+    if groups:
+        rest = [[name, *_sts(runs, links)] for name, runs in groups.items()]
+        parts.append(table(["other settings", *TASKS], rest))
+    return "\n\n".join(parts)
+
+
+def _sts(runs: Sequence[Record], links: str) -> list[str]:
+    return [cell(runs, _result(task), links) for task in TASKS]
+
+
+def _key(record: Record) -> tuple[tuple[str, str], ...]:
+    """What differs from the recipe, but for alpha; with the epochs, which a recipe of sentences leaves as they are."""
+    told = {key: _said(value) for key, value in record.differences.items() if key != "alpha"}
+    return tuple(sorted({**told, "epochs": str(record.epochs)}.items()))
+
+
+def _common(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+    keys = [_key(r) for r in records]
+    return max(keys, key=lambda key: (keys.count(key), key), default=())
+
+
+def tables(results: Path, links: str = "../results") -> dict[str, str]:
+    """All tables, by the name of their markers."""
+    records = load(results)
+    return {make.__name__: make(records, links) for make in (cifar10, others, text)}
+
+
+def page(written: str, made: Mapping[str, str]) -> str:
+    """A page with the tables between its markers.
+
+    Raises:
+        ValueError: a table's markers are missing, or there twice.
+    """
+    for name, content in made.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        if written.count(start) != 1 or written.count(end) != 1 or written.index(start) > written.index(end):
+            raise ValueError(f"the page needs {start.strip()} and {end} once, in this order, each on its own line")
+        before, rest = written.split(start)
+        written = f"{before}{start}{content}\n{end}{rest.split(end)[1]}"
+    return written
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or check it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the records")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reproduction.md", help="the page")
+    options = parser.parse_args(arguments)
+    try:
+        before = options.page.read_text(encoding="utf-8")
+        after = page(before, tables(options.results))
+    except (OSError, ValueError) as error:
+        print(f"reproduction.py: error: {error}", file=sys.stderr)
+        return 2
+    if options.check:
+        if before != after:
+            print(f"{options.page} is out of date: run python experiments/reproduction.py", file=sys.stderr)
+        return int(before != after)
+    if before != after:
+        options.page.write_text(after, encoding="utf-8")
+    print(f"{options.page}: {'written' if before != after else 'was up to date'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""The grid of a sweep: every field of a recipe may have several values, and a cell is one of each.
+
+All of it is derived from the recipe's dataclass, so nothing is listed twice: the options of ``fmicl sweep``, the
+fields that a case may set, and the command line by which a cell is trained. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import difflib
+import functools
+import hashlib
+import inspect
+import io
+import itertools
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+__all__ = [
+    "Cell",
+    "Leaf",
+    "SweepOptions",
+    "arguments",
+    "cells",
+    "grid_class",
+    "grid_of",
+    "leaves",
+    "parse_case",
+    "values_of",
+]
+
+ONE_FOR_ALL = frozenset({"dataset", "device", "devices"})
+"""What the runs of a sweep have in common: the recipe's data, and the devices that they are dealt out to."""
+LONGEST_NAME = 120
+"""Characters of a cell's name, which is a folder's, too."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """A field of a recipe, or of a dataclass inside it, under the name that the command line has for it."""
+
+    name: str
+    path: tuple[str, ...]
+    type: Any
+    help: str
+
+    @property
+    def several(self) -> bool:
+        """Whether the field can have several values: not if one value is a sequence of any length itself."""
+        return not _open_ended(self.type)
+
+    def of(self, recipe: Any) -> Any:
+        """The field's value in a recipe."""
+        return functools.reduce(getattr, self.path, recipe)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a sweep: its name, all its settings, and those that differ from the recipe's own.
+
+    ``group`` is the name without the seed: runs that differ in nothing else have a mean and a spread.
+    """
+
+    name: str
+    group: str
+    recipe: Any
+    changes: dict[str, Any]
+    case: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepOptions:
+    """How a sweep is trained."""
+
+    case: Annotated[
+        tuple[tuple[str, ...], ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME FIELD=VALUE ...")
+    ] = ()
+    """Settings that belong together, under a name; each case is trained with each combination of the others."""
+    parallel: int | None = None
+    """Runs at once on each device; with submitit, jobs at once (None: one on each device, or all jobs)."""
+    out: Path | None = None
+    """Folder of the sweep, to start it or to go on with it (None: the one under sweeps/ that has the very same runs,
+    else the next number)."""
+    launcher: Literal["local", "submitit"] = "local"
+    """local: this machine's devices. submitit: a job of SLURM for each run (needs fmicl[slurm])."""
+    slurm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """With submitit: partition, time, cpus_per_task, account, ... as sbatch has them."""
+
+    def __post_init__(self) -> None:
+        if self.parallel is not None and self.parallel < 1:
+            raise ValueError(f"parallel must be positive, but it is {self.parallel}")
+        if self.slurm and self.launcher != "submitit":
+            raise ValueError("--slurm goes with --launcher submitit")
+
+
+_LEAVES: dict[Any, tuple[Leaf, ...]] = {}
+_GRIDS: dict[Any, Any] = {}
+
+
+def leaves(kind: type) -> tuple[Leaf, ...]:
+    """The fields of a recipe's class, those of dataclasses inside it among them, in their order.
+
+    Example:
+        >>> from fmicl.recipes import Recipe
+        >>> [leaf.path for leaf in leaves(Recipe) if leaf.name in ("seed", "blur")]
+        [('views', 'blur'), ('seed',)]
+    """
+    if kind not in _LEAVES:
+        _LEAVES[kind] = tuple(_leaves(kind, ()))
+    return _LEAVES[kind]
+
+
+def _leaves(kind: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
+    hints = typing.get_type_hints(kind)
+    words = _field_words(kind)
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            continue
+        hint = hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _leaves(hint, (*path, field.name))
+        else:
+            yield Leaf(field.name, (*path, field.name), hint, words.get(field.name, ""))
+
+
+def _field_words(kind: type) -> dict[str, str]:
+    """What a dataclass and those it inherits from say of their fields: a string after it, or a line under ``Args:``."""
+    found = {}
+    for part in reversed(kind.__mro__[:-1]):
+        documented = re.search(r"\n *Args:\n(.*?)(?:\n\n|\Z)", part.__doc__ or "", re.DOTALL)
+        if documented:
+            for name, words in re.findall(r"^ +(\w+): (.*(?:\n {9,}.*)*)", documented[1], re.MULTILINE):
+                found[name] = " ".join(words.split())
+        with contextlib.suppress(OSError, TypeError):  # no source at hand
+            body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
+            assert isinstance(body, ast.ClassDef)
+            for field, after in itertools.pairwise(body.body):
+                if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                    continue
+                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                    found[field.target.id] = " ".join(str(after.value.value).split())
+    return found
+
+
+def _open_ended(hint: Any) -> bool:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_open_ended(choice) for choice in typing.get_args(hint))
+    return origin in (list, set, frozenset, dict) or (origin is tuple and ... in typing.get_args(hint))
+
+
+def grid_class(kind: type) -> Any:
+    """A dataclass with the recipe's fields, in which each is a tuple of values, for the command line."""
+    if kind not in _GRIDS:
+        fields = []
+        for leaf in leaves(kind):
+            hint = types.GenericAlias(tuple, (leaf.type, ...)) if leaf.several else leaf.type
+            fields.append((leaf.name, Annotated[hint, tyro.conf.arg(help=leaf.help)]))
+        _GRIDS[kind] = dataclasses.make_dataclass(f"{kind.__name__}Grid", fields, frozen=True, kw_only=True)
+    return _GRIDS[kind]
+
+
+def grid_of(recipe: Any) -> Any:
+    """The grid whose only cell is the recipe itself.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> grid_of(RECIPES["cifar10"].recipe).divergence
+        ('kl',)
+    """
+    kind = type(recipe)
+    return grid_class(kind)(**{x.name: (x.of(recipe),) if x.several else x.of(recipe) for x in leaves(kind)})
+
+
+def values_of(grid: Any, recipe: Any) -> dict[str, tuple[Any, ...]]:
+    """The values of the fields that the grid says something else of than the recipe.
+
+    Raises:
+        ValueError: an option without a value, a value twice, or several values where the runs have one in common.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> recipe = RECIPES["cifar10"].recipe
+        >>> values_of(dataclasses.replace(grid_of(recipe), divergence=("kl", "js"), epochs=(200,)), recipe)
+        {'divergence': ('kl', 'js'), 'epochs': (200,)}
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for leaf in leaves(type(recipe)):
+        given = getattr(grid, leaf.name)
+        values = tuple(given) if leaf.several else (given,)
+        if not values and leaf.type is bool:
+            values = (True,)  # as `fmicl train` has it: the option alone says yes
+        option = f"--{leaf.name.replace('_', '-')}"
+        if not values:
+            raise ValueError(f"{option} needs at least one value")
+        twice = next((value for i, value in enumerate(values) if value in values[:i]), None)
+        if twice is not None:
+            raise ValueError(f"{option} has {_words(twice)} twice; each value is trained once")
+        if len(values) > 1 and leaf.name in ONE_FOR_ALL:
+            raise ValueError(f"{option} has {len(values)} values, but the runs of a sweep have it in common")
+        if values != (leaf.of(recipe),):
+            found[leaf.name] = values
+    return found
+
+
+def parse_case(words: Sequence[str], recipe: Any) -> tuple[str, dict[str, Any]]:
+    """A case, ``NAME FIELD=VALUE ...``, as its name and its fields' values.
+
+    A value of several numbers has commas between them (``crop_scale=0.2,1``).
+
+    Raises:
+        ValueError: no name, no field, an unknown field, or a value that the field doesn't take.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> parse_case(["MoCo", "method=moco", "objective=infonce"], RECIPES["cifar10"].recipe)
+        ('MoCo', {'method': 'moco', 'objective': 'infonce'})
+    """
+    if len(words) < 2 or "=" in words[0]:
+        raise ValueError(f"a case is NAME FIELD=VALUE ..., such as `--case SimCLR objective=infonce`; got: {words}")
+    name, *settings = words
+    kind = type(recipe)
+    known = {leaf.name: leaf for leaf in leaves(kind)}
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        field = key.replace("-", "_")
+        if not equals or field not in known:
+            near = difflib.get_close_matches(field, known, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if equals and near else ""
+            what = f"there is no field {key!r}" if equals else f"{setting!r} is not FIELD=VALUE"
+            raise ValueError(f"case {name}: {what}{hint}")
+        if field in changes:
+            raise ValueError(f"case {name} says {field} twice")
+        if field in ONE_FOR_ALL:
+            raise ValueError(f"case {name}: the runs of a sweep have {field} in common")
+        leaf = known[field]
+        parts = text.split(",") if _is_tuple(leaf.type) else [text]
+        try:
+            with contextlib.redirect_stderr(io.StringIO()):
+                parsed = tyro.cli(
+                    grid_class(kind), default=grid_of(recipe), args=[f"--{field.replace('_', '-')}", *parts]
+                )
+        except SystemExit:
+            raise ValueError(
+                f"case {name}: {field} can't be {text!r}; `fmicl train RECIPE --help` says what it takes"
+            ) from None
+        value = getattr(parsed, field)
+        changes[field] = value[0] if leaf.several else value
+    return name, changes
+
+
+def _is_tuple(hint: Any) -> bool:
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    return any(typing.get_origin(choice) in (tuple, list) for choice in choices)
+
+
+def cells(
+    recipe: Any, values: Mapping[str, tuple[Any, ...]], cases: Sequence[tuple[str, Mapping[str, Any]]] = ()
+) -> list[Cell]:
+    """All cells: each case with each combination of values, a whole round of them for each seed.
+
+    Raises:
+        ValueError: a setting that the recipe refuses, in its words; a field that both a case and the grid set; or
+            two cells that would train the very same thing.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> values = {"divergence": ("kl", "js"), "seed": (0, 1)}
+        >>> [cell.name for cell in cells(RECIPES["digits"].recipe, values)]
+        ['divergence=kl,seed=0', 'divergence=js,seed=0', 'divergence=kl,seed=1', 'divergence=js,seed=1']
+        >>> cases = [("SimCLR", {"objective": "infonce"}), ("JS", {"divergence": "js"})]
+        >>> [cell.name for cell in cells(RECIPES["digits"].recipe, {"seed": (0, 1)}, cases)]
+        ['SimCLR,seed=0', 'JS,seed=0', 'SimCLR,seed=1', 'JS,seed=1']
+    """
+    names = [name for name, _ in cases]
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"there are two cases {name}")
+    for name, changes in cases:
+        both = sorted(set(changes) & set(values))
+        if both:
+            raise ValueError(f"{both[0]} is set by case {name} and by --{both[0].replace('_', '-')}: leave one of them")
+    axes = sorted(values, key=lambda field: field != "seed")  # the seed first, so that it changes last
+    order = {leaf.name: i for i, leaf in enumerate(leaves(type(recipe)))}
+    shown = sorted((field for field in values if len(values[field]) > 1), key=lambda x: (x == "seed", order[x]))
+    found = []
+    named: list[tuple[str | None, Mapping[str, Any]]] = [*cases]
+    if not cases:
+        named.append((None, {}))
+    for combination in itertools.product(*(values[axis] for axis in axes)):
+        chosen = dict(zip(axes, combination, strict=True))
+        for case, extra in named:
+            changed = _replaced(recipe, {**chosen, **extra})
+            parts = [] if case is None else [_slug(case)]
+            parts += [f"{field}={_slug(chosen[field])}" for field in shown if field != "seed"]
+            group = _short(",".join(parts))
+            seed = [f"seed={chosen['seed']}"] if "seed" in shown else []
+            found.append(
+                Cell(
+                    name=",".join([*([group] if group else []), *seed]) or "run",
+                    group=group or "run",
+                    recipe=changed,
+                    changes={x.name: x.of(changed) for x in leaves(type(recipe)) if x.of(changed) != x.of(recipe)},
+                    case=case,
+                )
+            )
+    _check_different(found, recipe)
+    return found
+
+
+def _replaced(recipe: Any, changes: Mapping[str, Any]) -> Any:
+    """The recipe with all changes made at once, so that it judges them together."""
+    nested: dict[str, Any] = {}
+    for leaf in leaves(type(recipe)):
+        if leaf.name in changes:
+            place = nested
+            for part in leaf.path[:-1]:
+                place = place.setdefault(part, {})
+            place[leaf.path[-1]] = changes[leaf.name]
+
+    def replace(value: Any, new: dict[str, Any]) -> Any:
+        made = {key: replace(getattr(value, key), x) if isinstance(x, dict) else x for key, x in new.items()}
+        return dataclasses.replace(value, **made)
+
+    return replace(recipe, nested)
+
+
+def _check_different(found: list[Cell], recipe: Any) -> None:
+    seen: dict[Any, Cell] = {}
+    names: dict[str, Cell] = {}
+    for cell in found:
+        unused = cell.recipe.without_part(recipe) if hasattr(cell.recipe, "without_part") else []
+        key = tuple(str(leaf.of(recipe if leaf.name in unused else cell.recipe)) for leaf in leaves(type(recipe)))
+        if key in seen:
+            why = f": {', '.join(unused)} has no part in it" if unused else ""
+            raise ValueError(
+                f"{seen[key].name} and {cell.name} would train the same thing{why}. Settings that belong together are "
+                "a case each, such as `--case SimCLR objective=infonce --case JS divergence=js`"
+            )
+        seen[key] = cell
+        if cell.name in names:
+            raise ValueError(f"two cells would have the folder {cell.name}: name them by --case")
+        names[cell.name] = cell
+
+
+def arguments(recipe: Any, default: Any) -> list[str]:
+    """The options by which ``fmicl train`` makes a recipe out of another one.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> default = RECIPES["digits"].recipe
+        >>> arguments(dataclasses.replace(default, divergence="js", baselines=False, shift="optimal"), default)
+        ['--divergence', 'js', '--shift', 'optimal', '--no-baselines']
+    """
+    words: list[str] = []
+    for leaf in leaves(type(recipe)):
+        value = leaf.of(recipe)
+        if value == leaf.of(default):
+            continue
+        option = leaf.name.replace("_", "-")
+        if isinstance(value, bool) and leaf.type is bool:
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif isinstance(value, list | tuple):
+            words += [f"--{option}", *(str(x) for x in value)]
+        else:
+            words += [f"--{option}", str(value)]
+    return words
+
+
+def _words(value: Any) -> str:
+    return " ".join(str(x) for x in value) if isinstance(value, list | tuple) else str(value)
+
+
+def _slug(value: Any) -> str:
+    """A value as a part of a folder's name, safe on every file system and in a shell."""
+    if isinstance(value, list | tuple):
+        return "-".join(_slug(x) for x in value)
+    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    if isinstance(value, Path):
+        text = value.name or text
+    safe = re.sub(r"[^A-Za-z0-9._+-]+", "_", text).lstrip(".-") or "_"
+    if safe == text or (isinstance(value, Path) and safe == value.name):
+        return safe
+    return f"{safe}-{hashlib.sha256(str(value).encode()).hexdigest()[:6]}"
+
+
+def _short(name: str) -> str:
+    if len(name) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

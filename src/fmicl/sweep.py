@@ -1,0 +1,408 @@
+"""Many runs of one recipe: each cell of a grid in a process of its own, resumed where it is unfinished.
+
+SWEEP/sweep.json  .lock  <run>/  <run>.log  jobs/ (with submitit)
+
+``sweep.json`` has the settings, the state and the results of each run, and is written whole whenever one of them
+changes. To call a sweep again is to go on with it: finished runs stay as they are, the others are resumed from their
+checkpoints, and those that failed are tried once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fmicl.grid import Cell, SweepOptions, arguments, cells, parse_case, values_of
+from fmicl.launchers import (
+    Handle,
+    Launcher,
+    LocalLauncher,
+    SubmititLauncher,
+    check_submitit,
+    local_slots,
+    slurm_options,
+)
+from fmicl.runs import Run, read_json, write_json
+from fmicl.sweep_folder import difference, find_folder, key_of, last_error, locked, plain
+from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
+
+__all__ = ["Sweep", "SweepRun", "check_cells", "machine_settings", "run_sweep"]
+
+DATA = ("data_dir", "data", "sts")
+"""Fields of recipes that name files which must be there."""
+GRACE = 120.0
+"""Seconds that runs have for a last checkpoint when the sweep is stopped."""
+TICK = 0.2
+"""Seconds between two looks at the runs."""
+SAVE_EVERY = 30.0
+"""Seconds after which sweep.json is written also if only epochs have passed."""
+
+
+@dataclass
+class SweepRun:
+    """A run of a sweep, and how it stands: waiting, running, finished, failed or stopped."""
+
+    cell: Cell
+    path: Path
+    log: Path
+    command: list[str]
+    state: str = "waiting"
+    where: str = ""
+    error: str = ""
+    attempts: int = 0
+    job: str | None = None
+    started: str | None = None
+    seconds: float = 0.0
+    """Time that it took, over all its starts."""
+    progress: Progress = field(default_factory=Progress)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    handle: Handle | None = None
+    since: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """Its name, which is its folder's."""
+        return self.path.name
+
+    @property
+    def epochs(self) -> int | None:
+        """Epochs that it is to have."""
+        return getattr(self.cell.recipe, "epochs", None)
+
+    def look(self) -> bool:
+        """Read how far it is; whether that is farther than before."""
+        before, self.progress = self.progress, read_progress(self.path / "metrics.csv")
+        return before != self.progress
+
+    def read_results(self) -> None:
+        """Take the results from its folder, if it has any."""
+        with contextlib.suppress(OSError, ValueError):
+            self.results = read_json(self.path / "results.json")
+
+    def entry(self) -> dict[str, Any]:
+        """What sweep.json says of it."""
+        p = self.progress
+        return {
+            "state": self.state, "group": self.cell.group, "case": self.cell.case,
+            "seed": getattr(self.cell.recipe, "seed", None), "changes": plain(self.cell.changes),
+            "epoch": p.epoch, "epochs": self.epochs, "seconds_per_epoch": p.seconds, "loss": p.loss, "score": p.score,
+            "attempts": self.attempts, "started": self.started, "seconds": round(self.seconds, 1),
+            "where": self.where or None, "job": self.job, "log": os.path.relpath(self.log, self.path.parent),
+            "error": self.error or None,
+            "results": dict(self.results) or None,
+        }  # fmt: skip
+
+
+class Sweep:
+    """The runs of a grid, in one folder.
+
+    Args:
+        name: the recipe's name.
+        recipe: the recipe that the cells differ from.
+        cells: what to train.
+        folder: the sweep's folder, new or of the same sweep before.
+        program: what is called with ``train NAME ...``; other programs are for tests.
+        machine: settings that say where a run is trained and not what it computes, and so don't tell runs apart.
+
+    Raises:
+        ValueError: the folder holds something else, or a run of the same name with other settings.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        recipe: Any,
+        cells: Sequence[Cell],
+        folder: Path,
+        *,
+        program: Sequence[str] = (sys.executable, "-m", "fmicl"),
+        machine: frozenset[str] = frozenset(),
+    ) -> None:
+        self.name, self.folder, self.machine = name, folder, machine
+        self.file = folder / "sweep.json"
+        self.others: dict[str, Any] = {}
+        """Runs that an earlier call left here and that are not in this grid."""
+        self.created = _now()
+        before = self._before()
+        places = {key_of(entry["changes"], machine): run for run, entry in before.items()}
+        self.runs: list[SweepRun] = []
+        for cell in cells:
+            place = places.get(key_of(cell.changes, machine), cell.name)
+            old = before.get(place, {})
+            if old and key_of(old["changes"], machine) != key_of(cell.changes, machine):
+                what = difference(old["changes"], cell.changes, machine)
+                raise ValueError(f"{folder} holds a run {place} with other settings ({what}): take another --out")
+            path = folder / place
+            command = [*program, "train", name, *arguments(cell.recipe, recipe), "--out", str(path), "--resume"]
+            run = SweepRun(cell, path, folder / f"{place}.log", command)
+            run.attempts, run.seconds = old.get("attempts", 0), old.get("seconds", 0.0)
+            run.job = old.get("job") if old.get("state") == "running" else None  # else it is known to have ended
+            run.started, run.where = old.get("started"), old.get("where") or ""
+            run.look()
+            if Run(path).finished or (old.get("state") == "finished" and Run(path).results.exists()):
+                run.state = "finished"
+                run.read_results()
+            self.runs.append(run)
+        taken = {run.name for run in self.runs}
+        self.others = {run: entry for run, entry in before.items() if run not in taken}
+        self.signals: list[int] = []
+        self._saved = 0.0
+
+    def _before(self) -> dict[str, Any]:
+        """The runs that the folder holds already."""
+        if not self.file.exists():
+            return {}
+        saved = read_json(self.file)
+        if saved.get("recipe") != self.name:
+            raise ValueError(
+                f"{self.folder} is a sweep of {saved.get('recipe')}, not of {self.name}: take another --out"
+            )
+        self.created = saved.get("created", self.created)
+        runs: dict[str, Any] = saved["runs"]
+        return runs
+
+    def save(self) -> None:
+        """Write sweep.json, whole."""
+        entries = {**self.others, **{run.name: run.entry() for run in self.runs}}
+        write_json(
+            self.file,
+            {
+                "format": 1,
+                "recipe": self.name,
+                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "created": self.created,
+                "updated": _now(),
+                "runs": entries,
+                "summary": summarise(
+                    (entry["group"], entry["results"] or {})
+                    for entry in entries.values()
+                    if entry["state"] == "finished"
+                ),
+            },
+        )
+        self._saved = time.monotonic()
+
+    def __call__(self, launcher: Launcher, *, slots: int | None = None, live: bool | None = None) -> int:
+        """Train what is unfinished, and show how far it is.
+
+        Args:
+            launcher: where runs are trained.
+            slots: runs at once, for the guess at the time left; None is all of them.
+            live: draw a table; None asks the terminal.
+
+        Returns:
+            The exit code: 0, 1 if a run failed, or 130 or 143 if the sweep was stopped by Ctrl-C or SIGTERM.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        display = Display(f"{self.name} in {self.folder}", live=live)
+        done = sum(run.state == "finished" for run in self.runs)
+        display.say(f"sweep of {len(self.runs)} runs in {self.folder}" + (f"; {done} finished before" if done else ""))
+        with self._signals(), display:
+            self.save()
+            self._attach(launcher, display)
+            self._train(launcher, display, slots)
+            self._end(launcher, display)
+            self.save()
+            display.update(self.runs, slots)
+        return self._report(launcher, display)
+
+    def _attach(self, launcher: Launcher, display: Display) -> None:
+        """Watch jobs again that went on without the sweep."""
+        for run in self.runs:
+            if run.state == "waiting" and run.job is not None and (handle := launcher.attach(run.job)) is not None:
+                self._begin(run, handle)
+                display.say(f"{run.name}: {handle.where} goes on")
+
+    def _train(self, launcher: Launcher, display: Display, slots: int | None) -> None:
+        while not self.signals:
+            self._poll(display)
+            for run in self.runs:
+                if run.state == "waiting" and not self.signals and launcher.free():
+                    self._start(run, launcher, display)
+            display.update(self.runs, slots)
+            if all(run.state in ("finished", "failed") for run in self.runs):
+                return
+            if time.monotonic() - self._saved > SAVE_EVERY:
+                self.save()
+            time.sleep(TICK)
+
+    def _start(self, run: SweepRun, launcher: Launcher, display: Display) -> None:
+        try:
+            handle = launcher.start(run.command, run.log, name=run.name)
+        except OSError as error:
+            run.state, run.error = "failed", f"could not be started: {error}"
+            return
+        run.attempts += 1
+        run.started = _now()
+        run.job = handle.where.removeprefix("job ") if launcher.detached else None
+        self._begin(run, handle)
+        display.say(f"[{_time()}] {run.name}: {'resumed' if run.progress.epoch else 'started'} ({handle.where})")
+        self.save()
+
+    @staticmethod
+    def _begin(run: SweepRun, handle: Handle) -> None:
+        run.handle, run.where, run.log, run.since = handle, handle.where, handle.log, time.monotonic()
+        run.state, run.error = "running", ""
+
+    def _poll(self, display: Display, *, stopping: bool = False) -> None:
+        for run in self.runs:
+            if run.state != "running" or run.handle is None:
+                continue
+            code = run.handle.poll()
+            run.look()
+            if code is None:
+                continue
+            run.seconds += time.monotonic() - run.since
+            whole = (run.path / "results.json").exists()
+            if code == 0 and whole:
+                run.state = "finished"
+                run.read_results()
+                found = ", ".join(f"{label} {value:.2f}" for label, value in scores(run.results).items())
+                display.say(f"[{_time()}] {run.name}: finished in {clock(run.seconds)}{found and '; ' + found}")
+            elif stopping:
+                run.state = "stopped"
+            else:
+                run.state = "failed"
+                said = last_error(run.log, run.handle.log_start, code)
+                run.error = run.handle.error or ("ended without results.json" if code == 0 else said)
+                display.say(f"[{_time()}] {run.name}: failed: {run.error} (see {run.log})")
+            self.save()
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM are noted, and heeded between two looks at the runs."""
+
+        def note(number: int, _: object) -> None:
+            self.signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, launcher: Launcher, display: Display) -> None:
+        """Stop what still runs: with a checkpoint, or at once on a second signal or after a time."""
+        running = [run for run in self.runs if run.state == "running" and run.handle is not None]
+        if not running or launcher.detached:
+            return
+        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
+        for run in running:
+            assert run.handle is not None
+            run.handle.stop()
+        asked, deadline = len(self.signals), time.monotonic() + GRACE
+        while any(run.state == "running" for run in running):
+            if len(self.signals) > asked or time.monotonic() > deadline:
+                for run in running:
+                    assert run.handle is not None
+                    run.handle.stop(hard=True)
+            self._poll(display, stopping=True)
+            display.update(self.runs)
+            time.sleep(TICK / 4)
+
+    def _report(self, launcher: Launcher, display: Display) -> int:
+        """The last words: means over seeds, what failed, and how to go on."""
+        summary = read_json(self.file)["summary"]
+        if summary:
+            display.console.print(summary_table(summary))
+        failed = [run for run in self.runs if run.state == "failed"]
+        for run in failed:
+            display.say(f"failed: {run.name}: {run.error}\n  log: {run.log}", always=True)
+        display.say(f"all of it: {self.file}", always=True)
+        if self.signals:
+            jobs = [run.job for run in self.runs if run.state == "running" and run.job]
+            if launcher.detached and jobs:
+                hint = f"its jobs go on; the same command watches them again, `scancel {' '.join(jobs)}` ends them"
+            else:
+                hint = "the same command goes on where the runs are"
+            print(f"fmicl: stopped; {hint} (--out {self.folder})", file=sys.stderr)
+            return 143 if signal.SIGTERM in self.signals else 130
+        if failed:
+            print(
+                f"fmicl: {len(failed)} of {len(self.runs)} runs failed; the same command tries them again "
+                f"(--out {self.folder})",
+                file=sys.stderr,
+            )
+        return 1 if failed else 0
+
+
+def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
+    """What ``fmicl sweep`` does.
+
+    Args:
+        name: the recipe's name.
+        recipe: the recipe.
+        grid: the values of its fields, as :func:`fmicl.grid.grid_of` has them.
+        options: how to train.
+
+    Returns:
+        The exit code, as of :class:`Sweep`.
+    """
+    found = cells(recipe, values_of(grid, recipe), [parse_case(words, recipe) for words in options.case])
+    submitted = options.launcher == "submitit"
+    check_cells(found, here=not submitted)
+    machine = machine_settings(recipe)
+    first = found[0].recipe
+    device, devices = getattr(first, "device", "auto"), getattr(first, "devices", 1)
+    slots, slurm = [], slurm_options(options.slurm)
+    if submitted:
+        check_submitit()
+    else:
+        slots = local_slots(options.parallel or 1, device=device, devices=devices)
+    folder = find_folder(name, found, options.out, machine)
+    launcher: Launcher
+    with locked(folder) as lock:
+        sweep = Sweep(name, recipe, found, folder, machine=machine)
+        if submitted:
+            launcher = SubmititLauncher(
+                folder / "jobs", slurm, devices=devices, gpu=device != "cpu", limit=options.parallel
+            )
+            return sweep(launcher, slots=options.parallel)
+        launcher = LocalLauncher(slots, keep_open=lock)
+        return sweep(launcher, slots=len(slots))
+
+
+def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
+    """Refuse what would fail in every run, before the first one starts.
+
+    Args:
+        cells: what is to be trained.
+        here: whether that is on this machine, so that its files must be here.
+
+    Raises:
+        ValueError: an objective that can't be built, in its own words.
+        FileNotFoundError: data that isn't there.
+    """
+    from fmicl.training import build_objective
+
+    for cell in cells:
+        build_objective(cell.recipe)
+        for name in DATA if here and not getattr(cell.recipe, "download", False) else ():
+            value = cell.changes.get(name)
+            if isinstance(value, Path) and not value.exists():
+                raise FileNotFoundError(f"there is no {'file' if value.suffix else 'folder'} {value}")
+
+
+def machine_settings(recipe: Any) -> frozenset[str]:
+    """Settings of a recipe that say where a run is trained and not what it computes."""
+    from fmicl import training
+
+    found: frozenset[str] = getattr(recipe, "machine", getattr(training, "MACHINE", frozenset()))
+    return found
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _time() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,120 @@
+"""A sweep's folder and what is in it: finding it, holding it, telling its runs apart, and reading their logs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fmicl.grid import Cell
+from fmicl.runs import new_run, read_json
+
+__all__ = ["difference", "find_folder", "key_of", "last_error", "locked", "plain"]
+
+ROOT = Path("sweeps")
+"""Where sweeps go by default, under the current folder."""
+
+
+def find_folder(
+    name: str, cells: Sequence[Cell], out: Path | None, machine: frozenset[str] = frozenset(), root: Path = ROOT
+) -> Path:
+    """The folder of a sweep: ``out``; the one that has the very same runs; or the next number under ``root``.
+
+    Example:
+        >>> find_folder("digits", [], Path("mine"))
+        PosixPath('mine')
+    """
+    if out is not None:
+        return out
+    wanted = {key_of(cell.changes, machine) for cell in cells}
+    for file in sorted(root.glob(f"{name}-*/sweep.json"), reverse=True):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            saved = read_json(file)
+            if saved["recipe"] == name and {key_of(x["changes"], machine) for x in saved["runs"].values()} == wanted:
+                return file.parent
+    return new_run(name, root=root).path
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[int | None]:
+    """Hold a sweep's folder, so that no run is trained twice at once; the lock's descriptor is for its runs to keep.
+
+    Raises:
+        ValueError: it is something else than a sweep's folder; or another sweep, or a run that outlived one, has it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not the folder of a sweep")
+    if folder.is_dir() and not {".lock", "sweep.json"} & (there := {path.name for path in folder.iterdir()}) and there:
+        raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield None
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
+            ) from None
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def last_error(log: Path, start: int, code: int) -> str:
+    r"""Why a run ended, in one line: its last error message, or the signal that killed it.
+
+    Example:
+        >>> import tempfile
+        >>> log = Path(tempfile.mkdtemp()) / "run.log"
+        >>> _ = log.write_text("epoch 1/2\nTraceback ...\ntorch.OutOfMemoryError: CUDA out of memory.\nexit\n")
+        >>> last_error(log, 0, 1)
+        'torch.OutOfMemoryError: CUDA out of memory.'
+        >>> last_error(log, 0, -9)
+        'killed by SIGKILL (out of memory?)'
+    """
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{hint}"
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, log.stat().st_size - 2**16))
+            lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    named = [line for line in lines if re.match(r"(fmicl: error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)", line)]
+    if named:
+        return named[-1].removeprefix("fmicl: error: ")
+    return lines[-1] if lines else f"exit code {code}, without a word"
+
+
+def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as JSON has them."""
+    made: dict[str, Any] = json.loads(json.dumps(dict(changes), default=str))
+    return made
+
+
+def key_of(changes: Mapping[str, Any], machine: frozenset[str]) -> str:
+    """What tells runs of a recipe apart: the settings that differ from it, but for the machine's."""
+    return json.dumps({k: v for k, v in plain(changes).items() if k not in machine}, sort_keys=True)
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:
+    """How two runs differ, in words."""
+    new = plain(new)
+    keys = [key for key in {**old, **new} if key not in machine and old.get(key) != new.get(key)]
+    return "; ".join(f"{key} was {_said(old, key)}, is {_said(new, key)}" for key in keys)
+
+
+def _said(changes: Mapping[str, Any], key: str) -> str:
+    return str(changes[key]) if key in changes else "the recipe's"

@@ -1,0 +1,289 @@
+"""Runs go on record whole and without the machine's folders, and the page says what the records say."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fmicl.recipes import RECIPES
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "experiments"))
+
+import record
+import reproduction
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_folder(path: Path, name: str = "cifar10", commit: str | None = "abc123", **changes: Any) -> Path:
+    """A folder as a run leaves it."""
+    results = changes.pop("results", {"knn": 84.0, "linear": 88.0, "split": "test"})
+    settings = {**RECIPES[name].recipe.to_json(), "data_dir": "/home/someone/cifar", "epochs": 2, **changes}
+    path.mkdir(parents=True)
+    told = {
+        "recipe": name,
+        "settings": settings,
+        "data": {"samples": 3, "digest": "f00"},
+        "command": ["__main__.py", "train", name, "--data-dir", "/home/someone/cifar", "--out=/tmp/x/y", "--download"],
+        "versions": {"torch": "2.11.0"},
+        "device": "cuda:0 (NVIDIA H200)",
+        "commit": commit,
+        "seed": settings["seed"],
+        "started": "2026-11-15T05:03:49+00:00",
+    }
+    (path / "settings.json").write_text(json.dumps(told))
+    (path / "results.json").write_text(json.dumps(results))
+    (path / "metrics.csv").write_text("epoch,loss,knn\n1,2.5,\n2,nan,84.0\n")
+    return path
+
+
+def text_record(**changes: Any) -> dict[str, Any]:
+    results = changes.pop("results", {"STS12": 60.0, "STSB": 70.0, "SICK-R": 65.0, "avg": 64.0, "step": 125})
+    settings = {
+        "method": "simclr", "objective": "fmicl", "divergence": "kl", "alpha": 409600.0, "epochs": 1, "model": "warm",
+        **changes,
+    }  # fmt: skip
+    told = {"recipe": "sentences of ours", "kind": "text", "settings": settings, "results": results}
+    return {**told, "seed": settings.get("seed", 0)}
+
+
+def put(folder: Path, **records: dict[str, Any]) -> None:
+    for name, told in records.items():
+        (folder / f"{name}.json").write_text(json.dumps(told))
+
+
+# ---- records
+
+
+def test_a_record_has_all_of_a_run_and_no_folder_of_the_machine(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run", seed=3, divergence="js")
+    assert record.main([str(run), "--into", str(tmp_path / "results")]) == 0
+    file = tmp_path / "results" / "cifar10-simclr-fmicl-js-2-seed3.json"
+    text = file.read_text()
+    told = json.loads(text)
+    assert list(told) == [
+        "recipe", "kind", "settings", "data", "command", "versions", "device", "commit", "seed", "started", "results",
+        "metrics",
+    ]  # fmt: skip
+    assert told["settings"]["data_dir"] is None
+    assert told["command"] == "python -m fmicl train cifar10 --data-dir DIR --out=RUN --download"
+    assert "/home" not in text
+    assert "/tmp" not in text
+    assert (told["kind"], told["seed"], told["results"]["knn"]) == ("images", 3, 84.0)
+    assert told["metrics"] == [{"epoch": 1, "loss": 2.5, "knn": None}, {"epoch": 2, "loss": None, "knn": 84.0}]
+    assert '  {"epoch": 2.0, "loss": null, "knn": 84.0}\n' in text  # an epoch, a line
+    assert '"crop_scale": [0.2, 1.0],\n' in text
+
+
+def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
+    views = {**RECIPES["cifar10"].recipe.to_json()["views"], "blur": 0.5}
+    run = run_folder(tmp_path / "run", views=views, alpha=10.0, monitor_every=1, workers=0, queue=128)
+    told = record.make_record(run)
+    assert record.differences(told) == {"blur": 0.5, "alpha": 10.0}
+    assert record.record_name(told) == "cifar10-simclr-fmicl-kl-blur=0.5-alpha=10-2-seed0.json"
+    infonce = record.make_record(run_folder(tmp_path / "other", objective="infonce", alpha=10.0))
+    assert record.record_name(infonce) == "cifar10-simclr-infonce-2-seed0.json"  # alpha has no part in it
+
+
+def test_a_record_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = ["--into", str(tmp_path / "results")]
+    one, other = run_folder(tmp_path / "one"), run_folder(tmp_path / "other", results={"knn": 1.0})
+    assert record.main([str(one), *into]) == 0
+    assert record.main([str(one), *into]) == 0
+    assert "(was there)" in capsys.readouterr().out
+    before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
+    assert record.main([str(other), *into]) == 2
+    assert "is the record of another run, and is not overwritten" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
+
+
+def test_all_finished_runs_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        run_folder(tmp_path / "sweep" / f"seed={seed}", seed=seed)
+    states = {"seed=0": {"state": "finished"}, "seed=1": {"state": "finished"}, "seed=2": {"state": "failed"}}
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": states}))
+    assert record.main([str(tmp_path / "sweep"), "--into", str(tmp_path / "results")]) == 0
+    assert [path.name for path in sorted((tmp_path / "results").iterdir())] == [
+        "cifar10-simclr-fmicl-kl-2-seed0.json",
+        "cifar10-simclr-fmicl-kl-2-seed1.json",
+    ]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": {"seed=2": {"state": "failed"}}}))
+    assert record.main([str(tmp_path / "sweep"), "--into", str(tmp_path / "results")]) == 2
+    assert "no run of the sweep" in capsys.readouterr().err
+
+
+def test_the_commit_is_the_runs_own_or_the_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unknown = run_folder(tmp_path / "unknown", commit=None)
+    assert record.make_record(unknown, "9ca1ca6")["commit"] == "9ca1ca6"
+    assert record.make_record(unknown)["commit"] is None
+    known = run_folder(tmp_path / "known", commit="abc123")
+    assert record.make_record(known, "abc")["commit"] == "abc123"
+    assert record.main([str(known), "--commit", "9ca1ca6"]) == 2
+    assert "was made at commit abc123, not 9ca1ca6" in capsys.readouterr().err
+    (known / "results.json").unlink()
+    assert record.main([str(known)]) == 2
+    assert "has no results.json" in capsys.readouterr().err
+
+
+def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path / "run", results={"STSB": 70.0, "avg": 64.0, "pairs": {"STSB": 1379}})
+    told = json.loads((run / "settings.json").read_text())
+    told |= {"recipe": "my sentences", "kind": "text"}
+    told["settings"] = {"method": "simclr", "objective": "infonce", "epochs": 1, "model": "/home/x/warm", "seed": 0}
+    (run / "settings.json").write_text(json.dumps(told))
+    made = record.make_record(run)
+    assert record.record_name(made) == "my_sentences-simclr-infonce-1-seed0.json"
+    assert made["settings"]["model"] == "warm"
+    assert made["results"]["STSB"] == 70.0
+
+    (tmp_path / "warm").mkdir()
+    about = {
+        "command": "python experiments/warm_start.py train /home/x/wiki.txt M",
+        "seed": 1,
+        "settings": {"layers": 6},
+    }
+    (tmp_path / "warm" / "warm_start.json").write_text(json.dumps(about))
+    (tmp_path / "scores.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
+    command = [str(tmp_path / "warm"), "--into", str(tmp_path / "results")]
+    assert record.main(command) == 2
+    assert "name its scores" in capsys.readouterr().err
+    assert record.main([*command, "--scores", str(tmp_path / "scores.json")]) == 0
+    start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
+    assert start["results"] == {"avg": 40.0}
+    assert start["command"] == "python experiments/warm_start.py train wiki.txt M"
+
+
+# ---- the page
+
+
+def rows_of(table: str) -> dict[str, list[str]]:
+    lines = [[part.strip() for part in line.strip("|").split("|")] for line in table.splitlines() if line[:1] == "|"]
+    return {line[0]: line[1:] for line in lines}
+
+
+def test_cifar10_is_the_mean_over_seeds_of_runs_with_the_recipes_settings(tmp_path: Path) -> None:
+    for i, (seed, knn) in enumerate(((0, 84.0), (1, 85.0), (2, 86.0))):
+        told = record.make_record(
+            run_folder(tmp_path / f"{i}", seed=seed, epochs=200, results={"knn": knn, "linear": 88.0})
+        )
+        put(tmp_path, **{f"kl{seed}": told})
+    put(tmp_path, moco=record.make_record(run_folder(tmp_path / "m", method="moco", objective="infonce", epochs=800)))
+    put(tmp_path, other=record.make_record(run_folder(tmp_path / "o", alpha=10.0, epochs=200, results={"knn": 50.0})))
+    put(tmp_path, mixed=record.make_record(run_folder(tmp_path / "x", method="moco", epochs=200)))
+    put(tmp_path, benchmark={"cells": []})
+    made = reproduction.tables(tmp_path)
+    rows = rows_of(made["cifar10"])
+    column = list(reproduction.COLUMNS).index
+    assert rows["paper, linear, 800 epochs"][:4] == ["89.71", "90.30", "90.41", "90.61"]
+    assert rows["paper, k-NN, 200 epochs"][column("KL")] == "84.19"
+    ours = rows["**ours, k-NN, 200 epochs**"]
+    links = "[0](../results/kl0.json) [1](../results/kl1.json) [2](../results/kl2.json)"
+    assert ours[column("KL")] == f"85.00 ± 1.00 (n=3: {links})"
+    assert set(ours) == {ours[column("KL")], ""}  # no number without a run
+    assert rows["**ours, linear, 800 epochs**"][column("MoCo")] == "88.00 (n=1: [0](../results/moco.json))"
+    assert list(rows)[5] == "**ours, k-NN, 200 epochs**"  # before those of 800
+    assert "| cifar10 | KL | `alpha 10.0` | 200 | 50.00 (n=1: [0](../results/other.json)) | |" in made["others"]
+    assert "| cifar10 | KL by moco | | 200 | 84.00" in made["others"]
+
+
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    told = record.make_record(run_folder(tmp_path / "run"))
+    put(tmp_path, a=told, b=told)
+    with pytest.raises(ValueError, match=r"a\.json and b\.json are the same run: seed 0 counts once"):
+        reproduction.tables(tmp_path)
+
+
+def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path) -> None:
+    assert "No run of ours on record yet." in reproduction.tables(tmp_path)["text"]
+    put(
+        tmp_path,
+        kl0=text_record(),
+        kl1=text_record(seed=1, results={"avg": 66.0, "STSB": 70.0}),
+        simcse=text_record(objective="infonce"),
+        start={"kind": "warm_start", "settings": {}, "results": {"avg": 40.0}},
+    )
+    shown = reproduction.tables(tmp_path)["text"]
+    rows = rows_of(shown)
+    links = "[0](../results/kl0.json) [1](../results/kl1.json)"
+    assert rows["KL"][-2:] == [f"65.00 ± 1.41 (n=2: {links})", "78.02"]
+    assert rows["warm start"][-2:] == ["40.00 (n=1: [0](../results/start.json))", ""]
+    assert rows["SimCSE"][-2:] == ["64.00 (n=1: [0](../results/simcse.json))", "77.40"]
+    assert rows["VLC"] == [*[""] * 8, "55.07"]
+    assert "the recipe `sentences of ours` with `epochs 1`" in shown
+    put(tmp_path, simcse=text_record(objective="infonce", results={"STSB": 1.0, "avg": 2.0, "incomplete": ["STS12"]}))
+    row = rows_of(reproduction.tables(tmp_path)["text"])["SimCSE"]
+    assert row[5].startswith("1.00")
+    assert row[-2] == ""  # a part of the pairs is not the task
+
+
+def test_alphas_and_other_settings_of_sentences_have_their_own_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = text_record()["settings"]
+
+    def differ(told: dict[str, Any]) -> dict[str, Any]:
+        ignored = ("objective", "divergence", "seed", "epochs")
+        return {k: v for k, v in told["settings"].items() if k not in ignored and usual.get(k) != v}
+
+    monkeypatch.setattr(reproduction, "differences", differ)
+    put(tmp_path, kl=text_record(), js=text_record(divergence="js"), one=text_record(alpha=1.0, results={"avg": 50.0}))
+    put(tmp_path, long=text_record(epochs=3, results={"avg": 67.0}), lr=text_record(learning_rate=1e-4))
+    parts = [part for part in reproduction.tables(tmp_path)["text"].split("\n\n") if part.startswith("|")]
+    assert len(parts) == 3
+    assert rows_of(parts[0])["KL"][-2].startswith("64.00")
+    assert list(rows_of(parts[1])) == ["KL, alpha", "---", "1", "409600"]
+    assert rows_of(parts[1])["1"][-1] == "50.00 (n=1: [0](../results/one.json))"
+    assert set(rows_of(parts[2])) == {"other settings", "---", "KL, 3 epochs;", "KL, 1 epochs; `learning_rate 0.0001`"}
+
+
+def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "page.md"
+    words = "# Mine\n\n<!-- cifar10 -->\nold\n<!-- /cifar10 -->\nbetween\n<!-- others -->\n<!-- /others -->\n"
+    path.write_text(words + "<!-- text -->\n<!-- /text -->\nthe end\n")
+    options = ["--results", str(tmp_path), "--page", str(path)]
+    assert reproduction.main([*options, "--check"]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert reproduction.main(options) == 0
+    assert reproduction.main([*options, "--check"]) == 0
+    after = path.read_text()
+    assert after.startswith("# Mine\n\n<!-- cifar10 -->\n| CIFAR-10")
+    assert "old" not in after
+    assert "\n<!-- /cifar10 -->\nbetween\n<!-- others -->\nNo run on record yet.\n<!-- /others -->\n" in after
+    assert after.endswith("<!-- /text -->\nthe end\n")
+    path.write_text("# no markers")
+    assert reproduction.main(options) == 2
+    assert "<!-- cifar10 -->" in capsys.readouterr().err
+    assert path.read_text() == "# no markers"
+
+
+def test_the_page_says_what_the_records_say() -> None:
+    assert reproduction.main(["--check"]) == 0, "run python experiments/reproduction.py"
+
+
+def test_what_the_page_says_of_our_choices_is_so() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    r = RECIPES["cifar10"].recipe
+    assert (r.views.crop_scale, r.views.jitter, r.views.grey, r.views.blur) == ((0.2, 1.0), 0.8, 0.2, 0.0)
+    assert (r.weight_decay, r.warmup_epochs, r.hidden, r.dim, r.queue, r.temperature) == (
+        5e-4,
+        10,
+        2048,
+        512,
+        4096,
+        0.2,
+    )
+    assert (r.batch_size, r.learning_rate, r.alpha, r.gamma, r.mu, r.k, r.epochs) == (512, 0.1, 40, 1, 1, 200, 800)
+    for words in ("[0.2, 1]", "probability 0.8", "grey with probability 0.2", "| 5e-4,", "warm-up of 10 epochs",
+                  "512 - 2048 - 2048 - 512", "queue of 4096", "temperature 0.2", "alpha = 40", "k = 200"):  # fmt: skip
+        assert words in page, words
+
+
+def test_each_link_of_the_page_is_there() -> None:
+    page = (ROOT / "docs" / "reproduction.md").read_text()
+    for link in re.findall(r"\]\(([\w./=+-]+)\)", page):
+        assert (ROOT / "docs" / link).exists(), link

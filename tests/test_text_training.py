@@ -91,6 +91,15 @@ def test_settings_go_there_and_back(place: Path) -> None:
         TextRecipe.from_json(RECIPES["digits"].recipe.to_json())
 
 
+def test_runs_from_before_there_was_text_are_runs_on_images(tmp_path: Path) -> None:
+    settings = RECIPES["digits"].recipe.to_json()
+    del settings["schedule"]
+    (tmp_path / "settings.json").write_text(json.dumps({"recipe": "digits", "settings": settings}))
+    assert runs.read_recipe(runs.Run(tmp_path)) == ("digits", RECIPES["digits"].recipe)
+    with pytest.raises(ValueError, match="is a run on images, not on text"):
+        runs.read_text_recipe(runs.Run(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [("length", 2), ("length", 0), ("encode_length", 0), ("sts_every", 0), ("hidden", -1), ("temperature", 0.0)],

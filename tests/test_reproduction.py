@@ -85,7 +85,7 @@ def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", views=views, alpha=10.0, monitor_every=1, workers=0, queue=128)
     told = record.make_record(run)
     assert record.differences(told) == {"blur": 0.5, "alpha": 10.0}
-    assert record.record_name(told) == "cifar10-simclr-fmicl-kl-blur=0.5-alpha=10-2-seed0.json"
+    assert record.record_name(told) == "cifar10-simclr-fmicl-kl-alpha=10-blur=0.5-2-seed0.json"
     infonce = record.make_record(run_folder(tmp_path / "other", objective="infonce", alpha=10.0))
     assert record.record_name(infonce) == "cifar10-simclr-infonce-2-seed0.json"  # alpha has no part in it
 

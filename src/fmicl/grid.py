@@ -112,7 +112,7 @@ def leaves(kind: type) -> tuple[Leaf, ...]:
     Example:
         >>> from fmicl.recipes import Recipe
         >>> [leaf.path for leaf in leaves(Recipe) if leaf.name in ("seed", "blur")]
-        [('views', 'blur'), ('seed',)]
+        [('seed',), ('views', 'blur')]
     """
     if kind not in _LEAVES:
         _LEAVES[kind] = tuple(_leaves(kind, ()))

@@ -90,7 +90,10 @@ def replace(text: str, name: str, content: str) -> str:
 
 
 def join(files: list[Data]) -> list[Data]:
-    """Put the files of one device together: a cell that the first of them didn't get to is taken from a later one.
+    """Put the files of one device together, the oldest first: a cell that was measured again is the newest one.
+
+    One that did not come to an end takes the place of one that there was no time for, and of no other. Which packages
+    there were may differ; the ones that everything runs on may not.
 
     Raises:
         ValueError: if two files of a device are of different machines or versions.
@@ -100,13 +103,22 @@ def join(files: list[Data]) -> list[Data]:
         first = joined.setdefault(data["machine"]["device"], data)
         if first is data:
             continue
-        for key in ("name", "dtype", "versions"):
-            if first["machine"].get(key) != data["machine"].get(key):
-                raise ValueError(f"two files of {data['machine']['device']} differ in {key} and can't be put together")
+        one, other = first["machine"], data["machine"]
+        for key in ("name", "dtype"):
+            if one.get(key) != other.get(key):
+                raise ValueError(f"two files of {other['device']} differ in {key} and can't be put together")
+        common = one["versions"].keys() & other["versions"].keys()
+        if any(one["versions"][name] != other["versions"][name] for name in common):
+            raise ValueError(f"two files of {other['device']} differ in versions and can't be put together")
+        one["versions"] |= other["versions"]
+        one.setdefault("later", []).append({key: other[key] for key in ("date", "commit", "command")})
         places = {_cell_key(cell): place for place, cell in enumerate(first["cells"])}
         for cell in data["cells"]:
             place = places.get(_cell_key(cell))
-            if place is not None and cell["status"] == "ok" and first["cells"][place]["status"] != "ok":
+            if place is None:
+                continue
+            missing = first["cells"][place]["status"].startswith("not run: out of time")
+            if cell["status"] == "ok" or (missing and not cell["status"].startswith("not run: out of time")):
                 first["cells"][place] = cell
     return list(joined.values())
 

@@ -24,6 +24,12 @@ TITLES = {
 FLOORS = {"kl": "4 N² d", "infonce": "8 N² d", "ntxent": "24 N² d", "loss": "4 N² d, the spectral loss 6 N² d"}
 
 
+def _later(machine: dict[str, Any]) -> str:
+    """Where cells of later runs stand in the tables."""
+    runs = [f"{run['date']} at {run['commit']} by `{run['command']}`" for run in machine.get("later", [])]
+    return f", and cells of these later on: {'; '.join(runs)}" if runs else ""
+
+
 def render(data: dict[str, Any]) -> str:
     """All tables of one measurement."""
     cells = data["cells"]
@@ -44,7 +50,8 @@ def summary(data: dict[str, Any]) -> str:
         size = "small"
     return (
         f"{machine['name']}{threads}; {machine['dtype']} inputs; {versions}. Measured {machine['date']} at commit "
-        f"{machine['commit']} by `{machine['command']}`. Matrix rate in the same run ({machine['dtype']}, {size}): "
+        f"{machine['commit']} by `{machine['command']}`{_later(machine)}. "
+        f"Matrix rate in the same run ({machine['dtype']}, {size}): "
         f"{rate}."
     )
 

@@ -23,13 +23,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
-from fmicl.data import ArraySamples, Batch, Splits, ViewStream
-from fmicl.methods import Method
-from fmicl.recipes import RECIPES, Recipe
-from fmicl.training import build_method, build_recipe_encoder, resolve_precision
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from fmicl.data import ArraySamples, Batch, Splits, ViewStream  # noqa: E402
+from fmicl.methods import Method  # noqa: E402
+from fmicl.recipes import RECIPES, Recipe  # noqa: E402
+from fmicl.training import build_method, build_recipe_encoder, resolve_precision  # noqa: E402
 
 IMAGES = 50_000
 
@@ -47,13 +50,13 @@ def changed(recipe: Recipe, settings: list[str]) -> Recipe:
 class Bench:
     """One method on one device, and the steps of its training."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, compile: bool) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device, compile: bool, images: int = IMAGES) -> None:
         self.recipe, self.device = recipe, device
         began = time.monotonic()
         torch.manual_seed(0)
         size, channels = recipe.views.size, len(recipe.views.mean)
-        images = torch.randint(256, (IMAGES, channels, size, size), dtype=torch.uint8)
-        splits = Splits(ArraySamples(images), None, None)
+        pictures = torch.randint(256, (images, channels, size, size), dtype=torch.uint8)
+        splits = Splits(ArraySamples(pictures), None, None)
         self.stream = ViewStream(
             splits.pretrain, recipe.view_pair, recipe.batch_size, seed=0, device=device, compile=compile
         )
@@ -174,8 +177,39 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--kernels", type=Path, help="file to write the kernels to, the longest first")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
+    parser.add_argument("--readme", action="store_true", help="put the table of all results/training-*.json there")
     parser.add_argument("--commit", default="unknown", help="of the tree")
     return parser.parse_args()
+
+
+def table(files: list[dict[str, Any]]) -> str:
+    """One column for each file."""
+    rows: dict[str, list[str]] = {
+        "recipe": [" ".join([found["recipe"], *found["settings"]]) for found in files],
+        "device, commit, date": [f"{found['device']}, {found['commit']}, {found['date']}" for found in files],
+        "an epoch (97 steps)": [f"{found['epoch_s']:.2f} s" for found in files],
+        "a step": [f"{found['step_ms']:.2f} ms" for found in files],
+        "its kernels, added up": [f"{found['kernels_ms']:.2f} ms" if "kernels_ms" in found else "" for found in files],
+    }
+    for part in files[0]["parts_ms"]:
+        rows[f"alone: {part}"] = [f"{found['parts_ms'][part]:.2f} ms" for found in files]
+    rows["views a second"] = [f"{found['views_a_second']:,}" for found in files]
+    rows["peak memory"] = [f"{found['peak_memory_gib']:.1f} GiB" for found in files]
+    head, *rest = ([name, *values] for name, values in rows.items())
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write_table(folder: Path, readme: Path) -> None:
+    """The table of all files in a folder, into the page."""
+    import growth
+
+    files = [
+        json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.glob("training-*.json"), key=lambda path: path.stem)
+    ]
+    text = growth.replace(readme.read_text(encoding="utf-8"), "training", table(files))
+    readme.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -214,6 +248,8 @@ def main() -> None:
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n", encoding="utf-8")
+    if options.readme:
+        write_table(HERE.parent / "results", HERE / "README.md")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,13 @@ def run(script: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def module(name: str) -> ModuleType:
+    """A script of benchmarks/, as a module."""
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.insert(0, str(BENCHMARKS))
+    return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")
@@ -168,3 +176,47 @@ def test_the_check_of_the_kernel_runs(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "check.json").read_text())["errors"]
     assert {row["what"] for row in found} >= {"kl", "js, cosine", "square", "log-sum-exp"}
     assert {row["mode"] for row in found} == {"fast", "high"}
+
+
+def test_the_page_shows_what_was_measured_of_a_step() -> None:
+    """The table of benchmarks/README.md is made of the files in results/."""
+    training = module("training")
+    root = Path(__file__).resolve().parents[1]
+    paths = sorted((root / "results").glob("training-*.json"), key=lambda path: path.stem)
+    files = [json.loads(path.read_text()) for path in paths]
+    assert training.table(files) in (root / "benchmarks" / "README.md").read_text()
+
+
+def test_a_step_is_timed_in_its_parts() -> None:
+    training = module("training")
+    recipe = training.changed(training.RECIPES["digits"].recipe, ["batch_size=32", "method=moco", "queue=64"])
+    assert (recipe.batch_size, recipe.method) == (32, "moco")
+    bench = training.Bench(recipe, torch.device("cpu"), compile=False, images=100)
+    assert bench.clock(lambda: bench.step(next(bench.batches)), 1) > 0
+    parts = bench.parts(1)
+    assert set(parts) == {"views", "forward and loss", "loss", "backward", "optimiser"}
+    assert parts["forward and loss"] > parts["loss"] > 0
+
+
+def test_cells_that_were_measured_again_are_the_newest() -> None:
+    growth = module("growth")
+
+    def file(command: str, *cells: tuple[str, str, float]) -> dict[str, Any]:
+        machine = {
+            "device": "cuda", "name": "x", "dtype": "y", "versions": {"torch": "1", command: "2"},
+            "date": "today", "commit": "abc", "command": command,
+        }  # fmt: skip
+        made = [{"kind": "time", "name": name, "status": status, "seconds": value} for name, status, value in cells]
+        return {"machine": machine, "cells": made}
+
+    late = "not run: out of time"
+    old = file("one", ("a", "ok", 1.0), ("b", late, 0.0), ("c", late, 0.0), ("d", "ok", 4.0))
+    new = file("two", ("a", "ok", 2.0), ("b", "oom", 0.0), ("c", late, 0.0), ("d", "oom", 0.0), ("e", "ok", 5.0))
+    (joined,) = growth.join([old, new])
+    assert [(cell["status"], cell["seconds"]) for cell in joined["cells"]] == [
+        ("ok", 2.0), ("oom", 0.0), (late, 0.0), ("ok", 4.0),
+    ]  # fmt: skip
+    assert joined["machine"]["versions"] == {"torch": "1", "one": "2", "two": "2"}
+    assert joined["machine"]["later"] == [{"date": "today", "commit": "abc", "command": "two"}]
+    with pytest.raises(ValueError, match="differ in versions"):
+        growth.join([old, {**new, "machine": {**new["machine"], "versions": {"torch": "2"}}}])

@@ -19,8 +19,11 @@ from fmicl.kernels.triton import processors
 __all__ = ["normalise"]
 
 _LARGEST_BLOCK = 64  # columns of a tile: 128 bytes in bfloat16
-_ROWS = 128  # of a tile
-_JOINED = 4  # columns that one program joins from all chunks
+_ROWS = 128  # of a tile that is applied
+_SUMMED = 64  # of a tile that is added up
+_JOINED = 64  # chunks that are joined at a time
+_PROGRAMS = 2  # that add up rows on a processor
+_COUNTERS: dict[torch.device, Tensor] = {}
 
 
 def normalise(norm: nn.Module, x: Tensor, skip: Tensor | None = None, *, relu: bool = True) -> tuple[Tensor, Tensor]:
@@ -72,16 +75,15 @@ class _Normalise(torch.autograd.Function):
         partial = torch.empty(2, parts, c, dtype=torch.float32, device=x.device)
         mean, rstd = torch.empty(2, c, dtype=torch.float32, device=x.device).unbind()
         columns = -(-c // block)
-        whole = {"WHOLE": c % block == 0 and m % _ROWS == 0, "BM": _ROWS, "BC": block, "num_warps": 8}
-        device.moments[(parts, columns)](x, partial, m, c, chunk, **whole)
-        device.join_moments[(-(-c // _JOINED),)](
-            partial, mean, rstd, running_mean, running_var, batches, m, c, chunk, parts, momentum, eps,
-            BP=512, BC=_JOINED, num_warps=4,
+        summed, applied = _tiles(m, c, block)
+        device.moments[(parts, columns)](
+            x, partial, _counters(x.device, columns), mean, rstd, running_mean, running_var, batches,
+            m, c, chunk, momentum, eps, BP=_JOINED, **summed,
         )  # fmt: skip
         y = torch.empty_like(x)
         device.apply[(-(-m // _ROWS), columns)](
             x, x if skip is None else skip, y, mean, rstd, weight, bias, m, c,
-            SKIP=skip is not None, RELU=relu, **whole,
+            SKIP=skip is not None, RELU=relu, **applied,
         )  # fmt: skip
         # Without a residual the sign of y follows from x, so y needn't be kept for this.
         ctx.save_for_backward(x, y if skip is not None and relu else None, weight, bias, mean, rstd)
@@ -104,18 +106,18 @@ class _Normalise(torch.autograd.Function):
         sums = torch.empty(2, c, dtype=torch.float32, device=x.device)
         several = len(given) > 1
         # A residual branch gets the gradient as it stands after the ReLU; so does the second pass here, then.
-        whole = {"WHOLE": c % block == 0 and m % _ROWS == 0, "BM": _ROWS, "BC": block, "num_warps": 8}
+        summed, applied = _tiles(m, c, block)
         sent = torch.empty_like(x) if ctx.residual and (several or ctx.relu) else None
         device.slopes[(parts, columns)](
             one, two, x, x if y is None else y, x if sent is None else sent, mean, rstd, weight, bias, partial,
-            m, c, chunk, TWO=several, RELU=ctx.relu, KEPT=y is not None, SENT=sent is not None, **whole,
+            _counters(x.device, columns), sums[0], sums[1], m, c, chunk,
+            TWO=several, RELU=ctx.relu, KEPT=y is not None, SENT=sent is not None, BP=_JOINED, **summed,
         )  # fmt: skip
-        device.join_slopes[(-(-c // _JOINED),)](partial, sums[0], sums[1], c, parts, BP=512, BC=_JOINED, num_warps=4)
         grad = torch.empty_like(x)
         source = one if sent is None else sent
         device.apply_gradient[(-(-m // _ROWS), columns)](
             source, two, x, grad, mean, rstd, weight, bias, sums[0], sums[1], m, c,
-            TWO=several and sent is None, RELU=ctx.relu and sent is None, **whole,
+            TWO=several and sent is None, RELU=ctx.relu and sent is None, **applied,
         )  # fmt: skip
         skip_grad = (one if sent is None else sent) if ctx.residual else None
         return grad, skip_grad, sums[1], sums[0], None, None, None, None, None, None
@@ -127,12 +129,26 @@ def _like(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else gradient.contiguous()
 
 
+def _tiles(m: int, c: int, block: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Shapes of the tiles that are added up, and of those that are applied; whole ones need no mask."""
+    summed = {"WHOLE": c % block == 0 and m % _SUMMED == 0, "BM": _SUMMED, "BC": block, "num_warps": 4}
+    return summed, {"WHOLE": c % block == 0 and m % _ROWS == 0, "BM": _ROWS, "BC": block, "num_warps": 8}
+
+
 def _block(c: int) -> int:
     return min(_LARGEST_BLOCK, max(16, 1 << (c - 1).bit_length()))
 
 
 def _chunks(m: int, c: int, block: int, place: torch.device) -> tuple[int, int]:
-    """Rows that one program adds up, whole tiles of them, and how many such chunks there are: four a processor."""
-    programs = max(1, 4 * processors(place) // -(-c // block))
-    chunk = -(-m // (programs * _ROWS)) * _ROWS
+    """Rows that one program adds up, whole tiles of them, and how many such chunks there are."""
+    programs = max(1, _PROGRAMS * processors(place) // -(-c // block))
+    chunk = -(-m // (programs * _SUMMED)) * _SUMMED
     return chunk, -(-m // chunk)
+
+
+def _counters(place: torch.device, number: int) -> Tensor:
+    """Zeros by which programs know that they are the last; whoever is puts its own back to 0."""
+    known = _COUNTERS.get(place)
+    if known is None or len(known) < number:
+        known = _COUNTERS[place] = torch.zeros(max(256, number), dtype=torch.int32, device=place)
+    return known

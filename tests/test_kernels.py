@@ -12,6 +12,7 @@ import fmicl
 from fmicl import kernels
 from fmicl.kernels import Kernel, PairFunction, Square, reference, tiled
 from fmicl.kernels.columns import World
+from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend, interpreting
 from fmicl.shift import ShiftedCritic
@@ -98,6 +99,30 @@ class TestPairs:
         total, none = backend.pair_symmetric(x, function, False)
         assert none is None
         assert float(total) == pytest.approx(float(dense(x, None, function, 0)[0]), rel=tolerance, abs=tolerance)
+
+    @needs_triton
+    @pytest.mark.parametrize("fast", [False, True])
+    @pytest.mark.parametrize("d", [40, 300])
+    @pytest.mark.parametrize("skip", [None, 0, -7])
+    def test_triton_gradients_of_both_sides(
+        self, skip: int | None, d: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In a pass each, and for large d from one buffer of slopes, over one tile or several."""
+        monkeypatch.setattr("fmicl.kernels.triton._SIDE", 256)
+        backend, tolerance = TritonBackend(fast), 1e-2 if fast else 2e-5
+        x, other = rows(300, d), rows(150, d, 1)
+        exact = [value.double().requires_grad_() for value in (x, other)]
+        wanted = reference.pair_sum(exact[0], exact[1], FUNCTIONS["vlc"], skip)
+        total, *gradients = backend.pair_both(x, other, FUNCTIONS["vlc"], skip)
+        assert float(total) == pytest.approx(float(wanted.detach()), rel=tolerance)
+        for seen, true in zip(gradients, torch.autograd.grad(wanted, exact), strict=True):
+            assert float((seen.double() - true).norm()) <= tolerance * float(true.norm())
+        values = reference.row_logsumexp(exact[0], exact[1], 4.0, skip)
+        weights = torch.linspace(-1, 1, len(x), dtype=torch.float64)
+        own = Normaliser(values.detach().float(), weights.float())
+        by_rows = backend.logsumexp_both(x, other, 4.0, skip, own)
+        for seen, true in zip(by_rows, torch.autograd.grad(values, exact, weights), strict=True):
+            assert float((seen.double() - true).norm()) <= tolerance * float(true.norm())
 
     @pytest.mark.parametrize("gamma", [1.0, 20.0])
     def test_float32_is_as_good_as_dense_float32(self, gamma: float) -> None:

@@ -60,6 +60,14 @@ def close(seen: tuple[Tensor, Tensor | None], true: tuple[Tensor, Tensor], toler
     assert float((grad.double() - true[1]).norm()) <= tolerance * (1e-3 + float(true[1].norm()))
 
 
+@needs_triton
+def test_no_more_digits_travel_than_are_used() -> None:
+    x = rows(5, 8)
+    assert TritonBackend(True).to_send(x).dtype == torch.bfloat16
+    assert TritonBackend(False).to_send(x.bfloat16()).dtype == torch.float32
+    assert tiled.to_send(x.double()).dtype == torch.float64
+
+
 class TestPairs:
     @pytest.mark.parametrize("name", FUNCTIONS)
     def test_tiled(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

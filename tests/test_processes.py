@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import socket
 from collections.abc import Callable, Iterator
 
@@ -64,7 +65,9 @@ def process_group(rank: int, world: int, port: int) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
     try:
         yield
+        dist.barrier()  # nobody leaves while another is still talking
     finally:
+        gc.collect()  # modules that hold on to the group would end it at the interpreter's exit, in no good order
         dist.destroy_process_group()
 
 

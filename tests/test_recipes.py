@@ -77,7 +77,7 @@ def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> Non
         ({"temperature": 0.5, "objective": "infonce"}, []),
         ({"divergence": "js", "alpha": 2.0, "objective": "infonce"}, ["divergence", "alpha"]),
         ({"objective": "infonce", "gamma": 2.0, "mu": 2.0, "shift": "optimal"}, ["gamma", "mu", "shift"]),
-        ({"objective": "align_uniform", "gamma": 2.0, "uniformity_weight": 3.0}, []),
+        ({"objective": "align_uniform", "uniformity_gamma": 3.0, "uniformity_weight": 3.0}, []),
         ({"objective": "spectral", "mu": 2.0, "similarity": "cosine"}, ["similarity"]),
         ({"order": 2.0}, ["order"]),
         ({"order": 2.0, "divergence": "tsallis"}, []),

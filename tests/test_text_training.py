@@ -140,7 +140,7 @@ def plain_loss(objective: str, x: Tensor, y: Tensor, queue: Tensor | None = None
     if objective == "fmicl":  # KL: f'(u) = 1 + log u, f*(f'(u)) = u
         return -(1 - 20 * positive).mean() + 409600 * torch.exp(-20 * negative).mean()
     if objective == "align_uniform":
-        return positive.mean() + torch.exp(-20 * negative).mean().log()
+        return positive.mean() + torch.exp(-2 * negative).mean().log()
     inner = 1 - negative / 2
     return -2 * (1 - positive / 2).mean() + inner.square().mean()
 

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fmicl import FMICLLoss, divergence, runs, training
+from fmicl import AlignUniformLoss, FMICLLoss, divergence, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
@@ -287,6 +287,13 @@ def test_the_order_of_tsallis_is_the_recipes() -> None:
     for name in ("infonce", "align_uniform", "spectral"):
         with pytest.raises(ValueError, match="unknown divergence 'nonsense'"):
             training.build_objective(digits(divergence="nonsense", objective=name))
+
+
+def test_align_uniform_has_a_kernel_of_its_own() -> None:
+    x, y = torch.randn(2, 8, 4)
+    assert training.build_objective(digits(objective="align_uniform", gamma=7.0))(x, y) == AlignUniformLoss()(x, y)
+    changed = training.build_objective(digits(objective="align_uniform", uniformity_gamma=3.0, uniformity_weight=2.0))
+    assert changed(x, y) == AlignUniformLoss(gamma=3.0, weight=2.0)(x, y)
 
 
 def test_precision_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

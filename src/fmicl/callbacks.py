@@ -40,6 +40,25 @@ SHORTEST_INTERVAL = 30.0
 """Seconds between two checkpoints at ends of epochs, so that short epochs don't spend their time writing."""
 
 
+class _OnItsWay:
+    """A copy of a tensor on the CPU, which a GPU makes when it comes to it: nobody waits before `wait`."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.event: torch.cuda.Event | None = None
+        if value.device.type == "cuda":
+            self.copy = torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+            self.event = torch.cuda.Event()
+            self.event.record()
+        else:
+            self.copy = value.detach().cpu()
+
+    def wait(self) -> Tensor:
+        """The copy, once it is there."""
+        if self.event is not None:
+            self.event.synchronize()
+        return self.copy
+
+
 class NonFiniteError(RuntimeError):
     """The loss, or a weight, is not a finite number any more."""
 
@@ -78,13 +97,14 @@ class Guard(Callback):
 
     def __init__(self, describe: str, checkpoint: Path | None = None) -> None:
         self.describe, self.checkpoint = describe, checkpoint
-        self._pending: tuple[Method, int, Tensor] | None = None
+        self._pending: tuple[Method, int, _OnItsWay] | None = None
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Look at the loss before this one, and on a CPU at this one."""
         assert isinstance(pl_module, Method)
         self.look()
-        self._pending = (pl_module, pl_module.batches, loss.detach())
+        # A copy: the loss of a recorded step is overwritten by the next one.
+        self._pending = (pl_module, pl_module.batches, _OnItsWay(loss.detach()))
         if loss.device.type == "cpu":
             self.look()
 
@@ -98,7 +118,7 @@ class Guard(Callback):
             return
         method, batch, loss = self._pending
         self._pending = None
-        value = float(loss)
+        value = float(loss.wait())
         if not math.isfinite(value):
             self.stop(method, batch, f"the loss is {value}")
 
@@ -230,16 +250,10 @@ class Recorder(Callback):
         seconds = self.seconds + time.monotonic() - self._since
         quality = self._look(method)
         wanted = [loss.detach(), *(outputs[name].detach() for name in ("first", "second", "terms") if name in outputs)]
-        on_gpu = wanted[1].device.type == "cuda"
-        copies = [_to_cpu(value) for value in wanted]
-        copied = torch.cuda.Event() if on_gpu else None
-        if copied is not None:
-            copied.record()
+        copies = [_OnItsWay(value) for value in wanted]
 
         def measure() -> dict[str, float | None]:
-            if copied is not None:
-                copied.synchronize()
-            mean, first, second, *terms = copies
+            mean, first, second, *terms = (copy.wait() for copy in copies)
             x, y = F.normalize(first.float(), dim=1), F.normalize(second.float(), dim=1)
             summands = terms[0].tolist() if terms else (None, None)
             values = (
@@ -249,7 +263,7 @@ class Recorder(Callback):
             return dict(zip(self.columns, values, strict=True))
 
         self._row = self._measuring.submit(measure)
-        if not on_gpu:
+        if wanted[1].device.type != "cuda":
             self.finish_row()
 
     def finish_row(self) -> None:
@@ -290,13 +304,6 @@ class Recorder(Callback):
             self.finish_row()
             self._writer.close()
         self._measuring.shutdown()
-
-
-def _to_cpu(value: Tensor) -> Tensor:
-    """A copy on the CPU that may still be on its way: into pinned memory, which doesn't make the GPU wait."""
-    if value.device.type != "cuda":
-        return value.detach().cpu()
-    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
 
 
 class Checkpoints(Callback):

@@ -55,7 +55,7 @@ class Settings:
     alpha: float = 40.0
     """Weight of the negatives (fmicl)."""
     gamma: float = 1.0
-    """Of the kernel exp(-gamma |x - y|^2) (fmicl, align_uniform); the cosine's temperature is 1 / (2 gamma)."""
+    """Of the kernel exp(-gamma |x - y|^2) (fmicl); the cosine's temperature is 1 / (2 gamma)."""
     mu: float | Literal["normalised"] = 1.0
     """Scale of the density ratio (fmicl, spectral); normalised: the constant that makes it one."""
     similarity: Literal["gaussian", "cosine"] = "gaussian"
@@ -67,6 +67,8 @@ class Settings:
     """Maximise over the Donsker-Varadhan shift (fmicl)."""
     temperature: float = 0.2
     """Of infonce."""
+    uniformity_gamma: float = 2.0
+    """Of the kernel in the uniformity term (align_uniform): Wang and Isola's t, and their value."""
     uniformity_weight: float = 1.0
     """Weight of the uniformity term (align_uniform)."""
 
@@ -112,8 +114,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse numbers that can't be meant."""
         self._require_positive(
-            "queue", "alpha", "gamma", "temperature", "uniformity_weight", "epochs", "batch_size", "accumulate",
-            "learning_rate", "devices", "checkpoint_minutes",
+            "queue", "alpha", "gamma", "temperature", "uniformity_gamma", "uniformity_weight", "epochs", "batch_size",
+            "accumulate", "learning_rate", "devices", "checkpoint_minutes",
         )  # fmt: skip
         if self.mu != "normalised":
             self._require_positive("mu")
@@ -155,11 +157,12 @@ class Settings:
             "divergence": fmicl,
             "order": fmicl and self.divergence == "tsallis",
             "alpha": fmicl,
-            "gamma": fmicl or self.objective == "align_uniform",
+            "gamma": fmicl,
             "mu": fmicl or self.objective == "spectral",
             "similarity": fmicl,
             "shift": fmicl,
             "temperature": self.objective == "infonce",
+            "uniformity_gamma": self.objective == "align_uniform",
             "uniformity_weight": self.objective == "align_uniform",
             "negatives": self.method != "moco",
             "queue": self.method == "moco",

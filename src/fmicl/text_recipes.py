@@ -37,7 +37,7 @@ class TextRecipe(Settings):
     alpha: float = 409600.0
     """Weight of the negatives (fmicl)."""
     gamma: float = 20.0
-    """Of the kernel exp(-gamma |x - y|^2) (fmicl, align_uniform); the cosine's temperature is 1 / (2 gamma)."""
+    """Of the kernel exp(-gamma |x - y|^2) (fmicl); the cosine's temperature is 1 / (2 gamma)."""
     negatives: Literal["auto", "anchor", "both", "cross"] = "auto"
     """Other anchors, all other views, or other second views; auto: as the objective's paper (for infonce, SimCSE:
     cross); cross for mocov3. moco takes its queue instead."""

@@ -146,7 +146,7 @@ def build_objective(recipe: Settings) -> nn.Module:
     if recipe.objective == "infonce":
         return fmicl.InfoNCELoss(temperature=recipe.temperature, **mode)
     if recipe.objective == "align_uniform":
-        return fmicl.AlignUniformLoss(gamma=recipe.gamma, weight=recipe.uniformity_weight, **mode)
+        return fmicl.AlignUniformLoss(gamma=recipe.uniformity_gamma, weight=recipe.uniformity_weight, **mode)
     if recipe.objective == "spectral":
         if isinstance(recipe.mu, str):
             raise ValueError("mu='normalised' is a setting of the fmicl objective; spectral takes a number")

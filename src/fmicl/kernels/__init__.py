@@ -37,6 +37,7 @@ __all__ = [
     "world_of",
 ]
 
+_TILED = cast(Backend, tiled)
 Kernel = Literal["auto", "reference", "tiled", "triton"]
 Precision = Literal["auto", "fast", "high"]
 
@@ -75,7 +76,7 @@ def pair_sum(
     """
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, function, fast)
-    if backend is None or backend is tiled:
+    if backend in (None, _TILED):
         x, other = _wide(x), None if other is None else _wide(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
@@ -103,7 +104,7 @@ def row_logsumexp(
     """
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, None, fast)
-    if backend is None or backend is tiled:
+    if backend in (None, _TILED):
         x, other = _wide(x), None if other is None else _wide(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
@@ -129,7 +130,7 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     if kernel == "reference":
         return None
     if kernel == "tiled" or (kernel == "auto" and not _triton_suits(x, function, fast)):
-        return cast(Backend, tiled)
+        return _TILED
     if importlib.util.find_spec("triton") is None:
         raise ValueError("kernel='triton' needs the package triton, which is not installed; kernel='auto' does without")
     from fmicl.kernels.triton import TritonBackend, interpreting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -80,6 +80,11 @@ class _PairSum(torch.autograd.Function):
         return (*scaled, None, None, None, None)
 
 
+def _travelling(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
+    """The columns of all processes, as `travel` brings them; no more digits travel than will be used."""
+    return travel(columns if world.size == 1 else backend.to_send(columns), world)
+
+
 def _wide(rows: Tensor) -> Tensor:
     return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
 
@@ -99,7 +104,7 @@ def _over_columns(
     grad: Tensor | None = None
     if world.size > 1:
         rows = _wide(rows)  # so that the shares of all processes' columns are added in float32
-    for part, first in travel(columns, world):
+    for part, first in _travelling(columns, world, backend):
         signed = None if skip is None else (-skip if mirrored else skip)
         value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
         total = value if total is None else total + value
@@ -116,7 +121,7 @@ class _RowLogSumExp(torch.autograd.Function):
         ctx: Any, x: Tensor, other: Tensor | None, scale: float, skip: int | None, backend: Backend, world: World
     ) -> Tensor:
         result: Tensor | None = None
-        for part, first in travel(x if other is None else other, world):
+        for part, first in _travelling(x if other is None else other, world, backend):
             rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first))
             result = rows if result is None else torch.logaddexp(result, rows)
         assert result is not None
@@ -139,7 +144,7 @@ class _RowLogSumExp(torch.autograd.Function):
             total: Tensor | None = None
             if world.size > 1:
                 rows = _wide(rows)
-            for part, first in travel(columns, world):
+            for part, first in _travelling(columns, world, backend):
                 others = None
                 if as_column:
                     others = Normaliser(*(value[first : first + len(part)] for value in everyone))

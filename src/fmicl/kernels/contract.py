@@ -70,6 +70,9 @@ class Normaliser(NamedTuple):
 class Backend(Protocol):
     """One implementation of the contract."""
 
+    def to_send(self, rows: Tensor) -> Tensor:
+        """What another process needs to know of rows, to take them as columns."""
+
     def pair_rows(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
     ) -> tuple[Tensor, Tensor | None]:

@@ -71,6 +71,10 @@ class TritonBackend:
 
     fast: bool
 
+    def to_send(self, rows: Tensor) -> Tensor:
+        """In the type of the products: half the bytes in the fast mode."""
+        return self._operand_type(rows)
+
     def pair_rows(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
@@ -189,12 +193,15 @@ class TritonBackend:
 
     def _operand(self, x: Tensor) -> Tensor:
         """x in the type of the products; columns of zeros where the hardware wants rows of whole 16s."""
-        x = x.to(torch.bfloat16 if self.fast else torch.float32)
+        x = self._operand_type(x)
         if self.fast and interpreting():
             x = x.float()  # the interpreter has no bfloat16 products
         if x.shape[1] % 16:
             x = torch.nn.functional.pad(x, (0, -x.shape[1] % 16))
         return x.contiguous()
+
+    def _operand_type(self, x: Tensor) -> Tensor:
+        return x.to(torch.bfloat16 if self.fast else torch.float32)
 
     def _fused_shape(self, n: int, d: int, kind: str) -> _Shape | None:
         """Tiles for which a block of rows and its gradient fit a multiprocessor; None if there are none."""

@@ -1,0 +1,83 @@
+"""Training with recorded graphs and the faster kernels against training as it is written; on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from fmicl.data import ArraySamples, ViewStream
+from fmicl.methods import Method
+from fmicl.recipes import RECIPES
+from fmicl.training import build_method, build_recipe_encoder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+STEPS = 4
+
+
+def trained(changes: dict[str, Any], *, faster: bool) -> tuple[list[float], Method]:
+    """Losses of some steps, and what they led to."""
+    recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64, queue=256, learning_rate=0.02, **changes)
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8)
+    stream = ViewStream(ArraySamples(images), recipe.view_pair, 64, seed=0, device=device, compile=faster)
+    method = build_method(recipe, build_recipe_encoder(recipe), STEPS).to(device)
+    optimizer = method.configure_optimizers()
+    method.optimizers = lambda *_, **__: optimizer  # type: ignore[assignment,method-assign]
+    if faster:
+        method.compile_parts(device)
+        assert method.recording
+    losses = []
+    for batch in stream:
+        optimizer.zero_grad()
+        loss = method.training_step(batch, 0)["loss"]
+        loss.backward()
+        method.on_after_backward()
+        optimizer.step()
+        losses.append(float(loss))
+    assert not faster or (method.recording and method._recorded is not None)
+    return losses, method
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"divergence": "js", "negatives": "both"},
+        {"objective": "infonce"},
+        {"objective": "spectral"},
+        {"method": "moco", "objective": "infonce"},
+        {"method": "moco", "divergence": "vlc"},
+        {"method": "mocov3"},
+    ],
+    ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()) or "simclr",
+)
+def test_recorded_steps_are_the_steps(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain, before = trained(changes, faster=False)
+    seen, after = trained(changes, faster=True)
+    assert seen == pytest.approx(plain, rel=2e-3, abs=2e-4)
+    for (name, mine), theirs in zip(after.state_dict().items(), before.state_dict().values(), strict=True):
+        if mine.is_floating_point():
+            assert float((mine - theirs).norm()) <= 2e-2 * float(theirs.norm()) + 1e-3, name
+        else:
+            assert torch.equal(mine, theirs), name
+
+
+def test_dropout_is_new_in_every_recorded_step() -> None:
+    from fmicl.fast import record
+
+    network = torch.nn.Dropout(0.5).cuda().train()
+    x = torch.ones(64, 64, device="cuda")
+    run = record(lambda x: (network(x), network(x)), [network], x)
+    torch.manual_seed(1)
+    one, other = (value.clone() for value in run(x))
+    assert not torch.equal(one, other)
+    torch.manual_seed(2)
+    assert not torch.equal(run(x)[0], one)
+    torch.manual_seed(1)
+    assert torch.equal(run(x)[0], one)

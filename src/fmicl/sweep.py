@@ -33,8 +33,9 @@ from fmicl.launchers import (
 from fmicl.runs import Run, read_json, write_json
 from fmicl.sweep_folder import difference, find_folder, key_of, last_error, locked, plain
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
+from fmicl.text_recipes import TextRecipe
 
-__all__ = ["Sweep", "SweepRun", "check_cells", "machine_settings", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "check_cells", "machine_settings", "not_told_apart_by", "run_sweep"]
 
 DATA = ("data_dir", "data", "sts")
 """Fields of recipes that name files which must be there."""
@@ -110,7 +111,7 @@ class Sweep:
         cells: what to train.
         folder: the sweep's folder, new or of the same sweep before.
         program: what is called with ``train NAME ...``; other programs are for tests.
-        machine: settings that say where a run is trained and not what it computes, and so don't tell runs apart.
+        machine: settings that don't tell runs apart, such as :func:`not_told_apart_by` finds.
 
     Raises:
         ValueError: the folder holds something else, or a run of the same name with other settings.
@@ -312,7 +313,7 @@ class Sweep:
     def _report(self, launcher: Launcher, display: Display) -> int:
         """The last words: means over seeds, what failed, and how to go on."""
         summary = read_json(self.file)["summary"]
-        if summary:
+        if any(row.keys() - {"group", "runs"} for row in summary):  # runs on sentences may have no scores
             display.console.print(summary_table(summary))
         failed = [run for run in self.runs if run.state == "failed"]
         for run in failed:
@@ -350,7 +351,7 @@ def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
     found = cells(recipe, values_of(grid, recipe), [parse_case(words, recipe) for words in options.case])
     submitted = options.launcher == "submitit"
     check_cells(found, here=not submitted)
-    machine = machine_settings(recipe)
+    machine = not_told_apart_by(recipe, found)
     first = found[0].recipe
     device, devices = getattr(first, "device", "auto"), getattr(first, "devices", 1)
     slots, slurm = [], slurm_options(options.slurm)
@@ -379,13 +380,20 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         here: whether that is on this machine, so that its files must be here.
 
     Raises:
-        ValueError: an objective that can't be built, in its own words.
+        ValueError: an objective that can't be built, batches that can't be shared out, or data that isn't named, in
+            the words of `fmicl train`.
         FileNotFoundError: data that isn't there.
     """
-    from fmicl.training import build_objective
+    from fmicl.data import dataset_info, named_folder
+    from fmicl.training import build_objective, check_batch
 
     for cell in cells:
         build_objective(cell.recipe)
+        check_batch(cell.recipe, cell.recipe.devices)
+        if isinstance(cell.recipe, TextRecipe):
+            _ = cell.recipe.text
+        elif dataset_info(cell.recipe.dataset).needs_folder:
+            named_folder(cell.recipe.dataset, cell.recipe.data_dir)
         for name in DATA if here and not getattr(cell.recipe, "download", False) else ():
             value = cell.changes.get(name)
             if isinstance(value, Path) and not value.exists():
@@ -398,6 +406,26 @@ def machine_settings(recipe: Any) -> frozenset[str]:
 
     found: frozenset[str] = getattr(recipe, "machine", getattr(training, "MACHINE", frozenset()))
     return found
+
+
+def not_told_apart_by(recipe: Any, cells: Sequence[Cell]) -> frozenset[str]:
+    """Settings that may be others when a sweep goes on: the machine's, but for data, and for what its runs differ in.
+
+    A run that is resumed looks whether its data is what it was, wherever that is now. A finished one isn't looked into
+    again, so that here a data set is its path.
+
+    Example:
+        >>> from fmicl.grid import cells
+        >>> from fmicl.recipes import RECIPES
+        >>> recipe = RECIPES["cifar10"].recipe
+        >>> found = not_told_apart_by(recipe, cells(recipe, {"precision": ("32", "bf16")}))
+        >>> [name in found for name in ("workers", "data_dir", "precision")]
+        [True, False, False]
+    """
+    changes = [plain(cell.changes) for cell in cells]
+    names = {name for changed in changes for name in changed}
+    varied = {name for name in names if any(changed.get(name) != changes[0].get(name) for changed in changes)}
+    return machine_settings(recipe) - set(DATA) - varied
 
 
 def _now() -> str:

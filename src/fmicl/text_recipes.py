@@ -95,6 +95,17 @@ class TextRecipe(Settings):
         if self.length < 3:
             raise ValueError(f"length must leave room for a token between the special ones, but it is {self.length}")
 
+    @property
+    def text(self) -> Path:
+        """The text file.
+
+        Raises:
+            ValueError: it is not said which one.
+        """
+        if self.data is None:
+            raise ValueError("which text to train on is not said: --data FILE, with a sentence a line")
+        return self.data
+
     def parts(self) -> dict[str, bool]:
         """The width of the predictor has a part where there is one."""
         return {**super().parts(), "hidden": self.method == "mocov3"}

@@ -80,15 +80,11 @@ def train_text(
         _require_packages()
         check_batch(recipe, processes.world_size)
         build_objective(recipe)  # wrong settings are found before anything is read and a folder made
-        if recipe.data is None:
-            raise ValueError("which text to train on is not said: --data FILE, with a sentence a line")
-        LineReader(recipe.data)  # is it there, and text?
+        LineReader(recipe.text)  # is it there, and text?
         dev = None
         if recipe.sts is not None:
             dev = load_stsb(recipe.sts, "dev")
-            load_sts(
-                recipe.sts
-            )  # read, so that what is wrong with the test sets is said now; they are scored at the end
+            load_sts(recipe.sts)  # they are scored at the end, but what is wrong with them is said now
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         encoder, tokenizer = build_sentence_encoder(recipe.model, recipe.pooling)
         length = encode_length(recipe, tokenizer)
@@ -271,9 +267,8 @@ def _why_last(recipe: TextRecipe) -> str:
 
 
 def _tokens(recipe: TextRecipe, tokenizer: Tokenizer, rank: int) -> Sentences:
-    assert recipe.data is not None
     return tokenise_file(
-        recipe.data,
+        recipe.text,
         lambda lines: tokenizer.encode(lines, recipe.length),
         tokenizer.state(),
         recipe.length,

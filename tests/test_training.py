@@ -26,6 +26,7 @@ from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
 from fmicl.methods import METHODS, Method
+from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
@@ -269,6 +270,34 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: py
     state = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)
     assert state["batches"] == 2
     assert all(bool(value.isfinite().all()) for value in state["method"].values())
+
+
+def test_a_broken_encoder_is_not_asked_for_its_accuracy(tmp_path: Path) -> None:
+    """One step with a learning rate beyond all bounds, after a loss that was fine; then k-NN would be due."""
+    with pytest.raises(NonFiniteError, match="a weight is not finite at step 1"):
+        train(digits(learning_rate=1e38, batch_size=1300, warmup_epochs=0, monitor_every=1), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NonFiniteError("the loss is nan")])
+@pytest.mark.usefixtures("only_training")
+def test_the_terminal_has_its_cursor_back_whatever_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    class Terminal(Progress):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "live": True})
+
+    def stop(*_: object) -> None:
+        raise error
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(training, "Progress", Terminal)
+    monkeypatch.setattr(Guard, "on_before_backward", stop)
+    with pytest.raises(type(error)):
+        train(digits(epochs=1), out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1
 
 
 @pytest.mark.usefixtures("only_training")

@@ -114,6 +114,7 @@ def train_text(
             report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
         method = build_text_method(recipe, encoder, len(stream))
         scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)
+        guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = TextRecorder(
             run,
             len(stream),
@@ -122,8 +123,8 @@ def train_text(
             scorer=scorer,
             certificate=certificate(recipe, encoder.num_features),
             say=say,
+            guard=guard,
         )
-        guard = Guard(describe(method), None if run is None else run.checkpoint)
         fit(recipe, method, stream, run, device, processes, resume, recorder, guard, unit="sentences")
         if run is None:
             return None
@@ -195,6 +196,7 @@ class TextRecorder(Recorder):
         scorer: gives an encoder's score in percent, None if it has none; None looks at nothing.
         certificate: a sentence on the divergence for the warning of collapse, or "".
         say: where warnings go.
+        guard: asked before the encoder is scored.
     """
 
     columns = tuple("stsb_dev" if name == "knn" else name for name in COLUMNS)
@@ -210,8 +212,11 @@ class TextRecorder(Recorder):
         scorer: Callable[[nn.Module], float | None] | None,
         certificate: str,
         say: Callable[[str], None],
+        guard: Guard | None = None,
     ) -> None:
-        super().__init__(run, batches_per_epoch, monitor=None, monitor_every=0, certificate=certificate, say=say)
+        super().__init__(
+            run, batches_per_epoch, monitor=None, monitor_every=0, certificate=certificate, say=say, guard=guard
+        )
         self.every, self.total, self.scorer = every, total, scorer
         self.best: dict[str, Any] = {}
 
@@ -235,6 +240,8 @@ class TextRecorder(Recorder):
     def _look(self, method: Method) -> float | None:
         if self.scorer is None:
             return None
+        if self.guard is not None:
+            self.guard.check(method)
         score = self.scorer(method.encoder)
         if score is not None and (not self.best or score > self.best["stsb_dev"]):
             weights: dict[str, Tensor] = {k: v.detach().clone() for k, v in method.encoder.state_dict().items()}

@@ -93,6 +93,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             _report_skipped(splits)
             report_unused(recipe, RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset))
         method = build_method(recipe, encoder, len(stream))
+        guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = Recorder(
             run,
             len(stream),
@@ -100,8 +101,8 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             monitor_every=recipe.monitor_every,
             certificate=certificate(recipe, recipe.dim),
             say=say,
+            guard=guard,
         )
-        guard = Guard(describe(method), None if run is None else run.checkpoint)
         fit(recipe, method, stream, run, device, processes, resume, recorder, guard)
         if run is None:
             return None

@@ -308,6 +308,30 @@ def test_a_setting_without_a_part_is_warned_of_in_one_line(tmp_path: Path, capsy
     assert "warning: temperature, queue have no part in objective fmicl with method simclr\n" in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stem": "small", "stable_vit": False}, "stable_vit, stem have no part in encoder small_conv"),
+        ({"encoder": "resnet18", "stem": "small", "stable_vit": False}, "stable_vit has no part in encoder resnet18"),
+        ({"encoder": "vit_tiny_patch16_224", "size": 16, "depth": 1, "stem": "standard", "stable_vit": False},
+         "stem has no part in encoder vit_tiny_patch16_224"),
+        ({"encoder": "resnet18", "stem": "small"}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("only_training")
+def test_a_setting_of_another_encoder_is_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.setattr(training, "fit", lambda *_, **__: None)
+    train(digits(hidden=8, **changes), name="digits", out=tmp_path / "run")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert said == ([f"warning: {words}"] if words else [])
+
+
 def test_the_order_of_tsallis_is_the_recipes() -> None:
     objective = training.build_objective(digits(divergence="tsallis", order=2.5))
     assert objective.divergence == divergence("tsallis", order=2.5)

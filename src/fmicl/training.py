@@ -31,7 +31,7 @@ from fmicl import Divergence, theory
 from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
-from fmicl.models import build_encoder
+from fmicl.models import build_encoder, settings_of
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
@@ -91,7 +91,9 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             run = open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed)
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             _report_skipped(splits)
-            report_unused(recipe, RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset))
+            usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
+            report_unused(recipe, usual)
+            _report_unused_by(encoder, recipe, usual)
         method = build_method(recipe, encoder, len(stream))
         guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = Recorder(
@@ -445,6 +447,14 @@ def report_unused(recipe: Settings, default: Settings) -> None:
     if unused:
         listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
         say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
+
+
+def _report_unused_by(encoder: nn.Module, recipe: Recipe, default: Recipe) -> None:
+    """The same of settings that only some encoders have."""
+    without = {"stem", "stable_vit"} - settings_of(encoder)
+    unused = [name for name in sorted(without) if getattr(recipe, name) != getattr(default, name)]
+    if unused:
+        say(f"warning: {', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no part in encoder {recipe.encoder}")
 
 
 def _report_skipped(splits: Splits) -> None:

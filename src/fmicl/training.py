@@ -184,7 +184,8 @@ def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> 
 
 def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
     """Optimiser and schedule of a recipe, for this many batches an epoch."""
-    steps = math.ceil(recipe.epochs * batches_per_epoch / recipe.accumulate)
+    batches = recipe.epochs * batches_per_epoch
+    steps = math.ceil(batches / recipe.accumulate)
     warmup = min(recipe.warmup_epochs, recipe.epochs / 5) / recipe.epochs
     return Optimisation(
         optimizer=recipe.optimizer,
@@ -195,6 +196,7 @@ def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
         accumulate=recipe.accumulate,
         seed=recipe.seed,
         schedule=recipe.schedule,
+        total_batches=batches,
     )
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "SentenceEncoder",
     "Tokenizer",
     "build_sentence_encoder",
+    "makes_views",
     "point_to",
     "quiet_transformers",
     "save_sentence_encoder",
@@ -204,6 +205,13 @@ def _freeze_unused(encoder: SentenceEncoder) -> None:
     for parameter in encoder.parameters():
         parameter.requires_grad_(parameter.grad is not None)
         parameter.grad = None
+
+
+def makes_views(encoder: SentenceEncoder) -> bool:
+    """Whether one sentence has several vectors in training: not where the model has no dropout."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # whoever seeded the weights counts on the generator
+        vectors = encoder(torch.zeros(8, 2, dtype=torch.long))
+    return not torch.allclose(vectors, vectors[:1].expand_as(vectors), rtol=1e-4, atol=1e-6)
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from fmicl.text_models import (
     SentenceEncoder,
     Tokenizer,
     build_sentence_encoder,
+    makes_views,
     point_to,
     save_sentence_encoder,
     sentence_head,
@@ -111,6 +112,11 @@ def train_text(
             run = open_folder(recipe, name, out, old, str(device), data, lambda then: text_changed(then, data))
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
+            if not makes_views(encoder):
+                say(
+                    f"warning: {recipe.model} has no dropout, which makes the two views of a sentence: they are the "
+                    "same, and the loss can only drive sentences apart. Its config.json is where to set it"
+                )
             report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
         method = build_text_method(recipe, encoder, len(stream))
         scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)

@@ -413,7 +413,9 @@ def test_two_runs_of_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     command += ["--monitor-every", "1", "--out", str(tmp_path / "sweep")]
     assert cli.main(command) == 0
     for name, objective in (("SimCLR", "infonce"), ("JS", "fmicl")):
-        settings = json.loads((tmp_path / "sweep" / name / "settings.json").read_text())["settings"]
+        told = json.loads((tmp_path / "sweep" / name / "settings.json").read_text())
+        assert told["command"][:5] == ["python", "-m", "fmicl", "train", "digits"]
+        settings = told["settings"]
         assert (settings["objective"], settings["hidden"], settings["baselines"]) == (objective, 16, False)
     saved = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert [row["group"] for row in saved["summary"]] == ["SimCLR", "JS"]

@@ -30,7 +30,7 @@ from fmicl.launchers import (
     local_slots,
     slurm_options,
 )
-from fmicl.runs import Run, read_json, write_json
+from fmicl.runs import Run, command_line, read_json, write_json
 from fmicl.sweep_folder import difference, find_folder, key_of, last_error, locked, plain
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
 from fmicl.text_recipes import TextRecipe
@@ -178,7 +178,7 @@ class Sweep:
             {
                 "format": 1,
                 "recipe": self.name,
-                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "command": command_line(),
                 "created": self.created,
                 "updated": _now(),
                 "runs": entries,

@@ -150,7 +150,7 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     have no part in the vectors are frozen, as several processes would wait for their gradients.
 
     Args:
-        name: a folder that ``save_pretrained`` left, model and tokenizer; or a name on the hub.
+        name: a folder that ``save_pretrained`` left, model and tokenizer; a run on sentences; or a name on the hub.
         pooling: of the recipe.
 
     Raises:
@@ -160,13 +160,14 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     from transformers import AutoModel, AutoTokenizer
 
     local = Path(name).is_dir()
+    place = str(_inner_model(Path(name))) if local else name
     if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise FileNotFoundError(f"there is no folder {name} with a model")
     options = {"local_files_only": True} if local else {}
     with quiet_transformers():
         try:
-            inner = AutoTokenizer.from_pretrained(name, **options)
-            model = AutoModel.from_pretrained(name, dtype=torch.float32, **options)
+            inner = AutoTokenizer.from_pretrained(place, **options)
+            model = AutoModel.from_pretrained(place, dtype=torch.float32, **options)
         except Exception as error:  # its parts raise a handful of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             where = "loaded from this folder" if local else "had: it is no folder here, and the hub did not give it"
@@ -185,6 +186,15 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
         ) from error
     # from_pretrained leaves a model in eval mode, where dropout would make no views.
     return encoder.train(), Tokenizer(inner, _limit(model, inner))
+
+
+def _inner_model(folder: Path) -> Path:
+    """Of a folder of sentence-transformers, such as a run, where its transformer is; of others, the folder itself."""
+    if (folder / "config.json").exists() or not (folder / "modules.json").is_file():
+        return folder
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # of something else by that name
+        return folder / json.loads((folder / "modules.json").read_text(encoding="utf-8"))[0]["path"]
+    return folder
 
 
 def _limit(model: nn.Module, tokenizer: Any) -> int:

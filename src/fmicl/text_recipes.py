@@ -63,7 +63,7 @@ class TextRecipe(Settings):
 
     # Encoder
     model: str = "bert-base-uncased"
-    """Any Hugging Face encoder: a name on the hub, or a folder that save_pretrained left."""
+    """Any Hugging Face encoder: a name on the hub, a folder that save_pretrained left, or a run on sentences."""
     pooling: Pooling = "cls_mlp"
     """One vector of all tokens' vectors: the first token's (cls; cls_mlp trains an MLP on top that is dropped
     afterwards, as SimCSE does), or their mean."""

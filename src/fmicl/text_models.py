@@ -193,7 +193,8 @@ def _inner_model(folder: Path) -> Path:
     if (folder / "config.json").exists() or not (folder / "modules.json").is_file():
         return folder
     with contextlib.suppress(ValueError, LookupError, TypeError):  # of something else by that name
-        return folder / json.loads((folder / "modules.json").read_text(encoding="utf-8"))[0]["path"]
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        return folder / str(modules[0]["path"])
     return folder
 
 

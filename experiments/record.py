@@ -131,7 +131,7 @@ def _default(recipe: str) -> Any:
 
 def machine_fields(recipe: str) -> frozenset[str]:
     """Settings that say where a run was trained, and those of what is looked at meanwhile."""
-    from fmicl.sweep import machine_settings
+    from fmicl.sweep_folder import machine_settings
 
     return machine_settings(_default(recipe)) | WATCHING
 

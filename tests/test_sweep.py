@@ -26,8 +26,8 @@ from fmicl import cli, launchers
 from fmicl.grid import arguments, cells, grid_of, leaves, parse_case, values_of
 from fmicl.launchers import LocalLauncher, Slot, SubmititLauncher, TrainJob, local_slots, slurm_options
 from fmicl.recipes import RECIPES, Recipe
-from fmicl.sweep import Sweep, not_told_apart_by
-from fmicl.sweep_folder import find_folder, last_error, locked
+from fmicl.sweep import Sweep
+from fmicl.sweep_folder import find_folder, last_error, locked, not_told_apart_by
 from fmicl.sweep_table import Display, Progress, read_progress, scores, summarise, time_left
 from fmicl.text_recipes import TEXT_RECIPES
 

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fmicl import FMICLLoss, divergence, runs, training
+from fmicl import FMICLLoss, divergence, processes, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
@@ -226,19 +226,19 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 def test_torchrun_and_slurm_say_how_many_processes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert training.resolve_processes(digits()) == training.Processes(1, 1, 0)
+    assert processes.resolve_processes(digits()) == processes.Processes(1, 1, 0)
     with monkeypatch.context() as patch:
         launched = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}
         for key, value in launched.items():
             patch.setenv(key, value)
-        found = training.resolve_processes(digits())
+        found = processes.resolve_processes(digits())
         assert (found.devices, found.nodes, found.rank, found.world_size) == (4, 2, 5, 8)
     for key, value in {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "4", "SLURM_JOB_NAME": "x"}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match="--ntasks-per-node"):
-        training.resolve_processes(digits())
+        processes.resolve_processes(digits())
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    found = training.resolve_processes(digits())
+    found = processes.resolve_processes(digits())
     assert (found.devices, found.nodes, found.rank) == (2, 3, 4)
     assert [plugin.auto_requeue for plugin in found.plugins] == [False]
     with pytest.raises(ValueError, match=r"batch_size is 256 over 6 process\(es\)"):

@@ -173,7 +173,11 @@ class Recorder(Callback):
         self._row: Future[dict[str, float | None]] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold for the record to go on as if nothing had happened."""
+        """What a checkpoint must hold for the record to go on as if nothing had happened.
+
+        Of several processes the first one writes it, so that of a row which a stop cuts through, the mean loss up to
+        there is the first one's share.
+        """
         self.finish_row()
         loss = self._carried + (0.0 if self._sum is None else float(self._sum))
         return {"rows": self.rows, "loss": loss, "seconds": self.seconds + time.monotonic() - self._since}

@@ -31,14 +31,12 @@ from fmicl.launchers import (
     slurm_options,
 )
 from fmicl.runs import Run, command_line, read_json, write_json
-from fmicl.sweep_folder import difference, find_folder, key_of, last_error, locked, plain
+from fmicl.sweep_folder import DATA, difference, find_folder, key_of, last_error, locked, not_told_apart_by, plain
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
 from fmicl.text_recipes import TextRecipe
 
-__all__ = ["Sweep", "SweepRun", "check_cells", "machine_settings", "not_told_apart_by", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "check_cells", "run_sweep"]
 
-DATA = ("data_dir", "data", "sts")
-"""Fields of recipes that name files which must be there."""
 GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
 TICK = 0.2
@@ -111,7 +109,7 @@ class Sweep:
         cells: what to train.
         folder: the sweep's folder, new or of the same sweep before.
         program: what is called with ``train NAME ...``; other programs are for tests.
-        machine: settings that don't tell runs apart, such as :func:`not_told_apart_by` finds.
+        machine: settings that don't tell runs apart, such as :func:`fmicl.sweep_folder.not_told_apart_by` finds.
 
     Raises:
         ValueError: the folder holds something else, or a run of the same name with other settings.
@@ -385,7 +383,8 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         FileNotFoundError: data that isn't there.
     """
     from fmicl.data import dataset_info, named_folder
-    from fmicl.training import build_objective, check_batch
+    from fmicl.processes import check_batch
+    from fmicl.training import build_objective
 
     for cell in cells:
         build_objective(cell.recipe)
@@ -398,34 +397,6 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
             value = cell.changes.get(name)
             if isinstance(value, Path) and not value.exists():
                 raise FileNotFoundError(f"there is no {'file' if value.suffix else 'folder'} {value}")
-
-
-def machine_settings(recipe: Any) -> frozenset[str]:
-    """Settings of a recipe that say where a run is trained and not what it computes."""
-    from fmicl import training
-
-    found: frozenset[str] = getattr(recipe, "machine", getattr(training, "MACHINE", frozenset()))
-    return found
-
-
-def not_told_apart_by(recipe: Any, cells: Sequence[Cell]) -> frozenset[str]:
-    """Settings that may be others when a sweep goes on: the machine's, but for data, and for what its runs differ in.
-
-    A run that is resumed looks whether its data is what it was, wherever that is now. A finished one isn't looked into
-    again, so that here a data set is its path.
-
-    Example:
-        >>> from fmicl.grid import cells
-        >>> from fmicl.recipes import RECIPES
-        >>> recipe = RECIPES["cifar10"].recipe
-        >>> found = not_told_apart_by(recipe, cells(recipe, {"precision": ("32", "bf16")}))
-        >>> [name in found for name in ("workers", "data_dir", "precision")]
-        [True, False, False]
-    """
-    changes = [plain(cell.changes) for cell in cells]
-    names = {name for changed in changes for name in changed}
-    varied = {name for name in names if any(changed.get(name) != changes[0].get(name) for changed in changes)}
-    return machine_settings(recipe) - set(DATA) - varied
 
 
 def _now() -> str:

@@ -19,6 +19,7 @@ from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
+from fmicl.processes import check_batch, resolve_processes
 from fmicl.runs import Run, pick_device, write_json
 from fmicl.sts import StsTask, load_sts, load_stsb
 from fmicl.text_models import (
@@ -35,7 +36,6 @@ from fmicl.text_results import evaluate_text, note_scores, stsb_scorer
 from fmicl.training import (
     build_objective,
     certificate,
-    check_batch,
     check_same,
     describe,
     fit,
@@ -45,7 +45,6 @@ from fmicl.training import (
     optimisation_of,
     quiet_lightning,
     report_unused,
-    resolve_processes,
     say,
 )
 

@@ -7,11 +7,9 @@ none but the command line from it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -32,6 +28,7 @@ from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
+from fmicl.processes import Processes, check_batch, resolve_processes
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
@@ -210,56 +207,6 @@ def method_options(recipe: Settings) -> dict[str, Any]:
     return options
 
 
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """How many processes train together, and who launched them."""
-
-    devices: int
-    nodes: int
-    rank: int
-    plugins: tuple[SLURMEnvironment, ...] = ()
-
-    @property
-    def world_size(self) -> int:
-        """All processes."""
-        return self.devices * self.nodes
-
-
-def resolve_processes(recipe: Settings) -> Processes:
-    """From torchrun or SLURM where one of them started this process, else from the recipe.
-
-    Raises:
-        ValueError: SLURM was not told the number of tasks for each node.
-    """
-    if TorchElasticEnvironment.detect():
-        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        return Processes(local, world // local, int(os.environ["RANK"]))
-    if SLURMEnvironment.detect():
-        try:
-            # Runs go on by --resume from their own checkpoints; Lightning's requeueing would write others.
-            slurm = SLURMEnvironment(auto_requeue=False)
-        except RuntimeError as error:
-            raise ValueError(str(error)) from error
-        local, nodes = (int(os.environ.get(f"SLURM_{name}", 1)) for name in ("NTASKS_PER_NODE", "NNODES"))
-        return Processes(local, nodes, slurm.global_rank(), (slurm,))
-    # Where Lightning starts the other processes itself, it tells them their number in this way.
-    return Processes(recipe.devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if recipe.devices > 1 else 0)
-
-
-def check_batch(recipe: Settings, world_size: int) -> None:
-    """Refuse batches that can't be shared out.
-
-    Raises:
-        ValueError: the processes would have unequal shares or too small ones, or moco's queue holds no batch.
-    """
-    if recipe.batch_size % world_size or recipe.batch_size < 2 * world_size:
-        raise ValueError(
-            f"batch_size is {recipe.batch_size} over {world_size} process(es): each needs the same share, of at least 2"
-        )
-    if recipe.method == "moco" and recipe.queue < recipe.batch_size:
-        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch ({recipe.batch_size})")
-
-
 def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Processes) -> ViewStream:
     return ViewStream(
         splits.pretrain,
@@ -417,6 +364,7 @@ def certificate(recipe: Settings, dim: int) -> str:
     """What theory says about a divergence that isn't certified to spread the embeddings; "" for the others.
 
     Example:
+        >>> import dataclasses
         >>> from fmicl.recipes import RECIPES
         >>> certificate(RECIPES["digits"].recipe, dim=64)
         ''

@@ -10,8 +10,10 @@ its slopes. The exit code is 1 if any error is above its bound.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import platform
+import shlex
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +30,7 @@ from fmicl.kernels.triton import TritonBackend
 
 SIZES = [(2, 1), (77, 5), (1000, 64), (3000, 128), (5000, 200), (3000, 512), (9000, 512), (1500, 2048)]
 QUICK = [(2, 1), (77, 5), (70, 200)]
-BOUNDS = {"fast": (1e-5, 5e-3), "high": (1e-5, 5e-6)}
+BOUNDS = {"fast": (1e-5, 5e-3), "high": (1e-5, 5e-6), "bfloat16": (1e-4, 1e-2)}
 """Largest relative errors of loss and gradient."""
 
 
@@ -80,10 +82,44 @@ def check_logsumexp(n: int, d: int, mode: str, device: torch.device) -> dict[str
     return {"what": "log-sum-exp", "n": n, "d": d, "mode": mode, "loss": loss, "gradient": max(gradients)}
 
 
+def check_both(n: int, d: int, mode: str, device: torch.device) -> dict[str, Any]:
+    """x against other rows, with gradients of both."""
+    function = Square(1.5)
+    x, other = rows(n, d, mode, 0, device), rows(n + 3, d, mode, 1, device)
+    exact = [value.double().requires_grad_() for value in (x, other)]
+    total = reference.pair_sum(exact[0], exact[1], function, 1)
+    seen, *gradients = TritonBackend(mode == "fast").pair_both(x, other, function, 1)
+    errors = [relative(a, b) for a, b in zip(gradients, torch.autograd.grad(total, exact), strict=True)]
+    loss = relative(seen, total.detach())
+    return {"what": "both sides", "n": n, "d": d, "mode": mode, "loss": loss, "gradient": max(errors)}
+
+
+def check_half(name: str, n: int, d: int, device: torch.device) -> dict[str, Any]:
+    """A whole loss on bfloat16 rows of the sphere; its gradient is bfloat16 as well, which is rounded once more."""
+    made: dict[str, Any] = {
+        "FMICLLoss": functools.partial(fmicl.FMICLLoss, "kl"),
+        "InfoNCELoss": fmicl.InfoNCELoss,
+        "AlignUniformLoss": fmicl.AlignUniformLoss,
+        "SpectralContrastiveLoss": fmicl.SpectralContrastiveLoss,
+    }
+    kernel = "triton" if device.type == "cuda" else "auto"
+    given = [rows(n, d, "fast", seed, device).bfloat16() for seed in (0, 1)]
+    leaves = [value.clone().requires_grad_() for value in given]
+    exact = [value.double().requires_grad_() for value in given]
+    seen = made[name](normalised=True, kernel=kernel)(*leaves)
+    true = made[name](normalised=True, kernel="reference")(*exact)
+    seen.backward()
+    true.backward()
+    errors = [relative(a.grad, b.grad) for a, b in zip(leaves, exact, strict=True) if b.grad is not None]  # type: ignore[arg-type]
+    loss = relative(seen.detach(), true.detach())
+    return {"what": name, "n": n, "d": d, "mode": "bfloat16", "loss": loss, "gradient": max(errors)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     parser.add_argument("--json", type=Path, help="file to write all errors to")
+    parser.add_argument("--commit", default="unknown", help="of the tree")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
@@ -92,8 +128,13 @@ def main() -> int:
             found.append(check_pairs("kl", functions()["kl"], n, d, mode, device))
             if n > 2:
                 found.append(check_logsumexp(n, d, mode, device))
+                found.append(check_both(n, d, mode, device))
+                if mode == "fast":
+                    found += [check_half(name, n, d, device) for name in ("FMICLLoss", "InfoNCELoss")]
         for name, function in functions().items():
             found.append(check_pairs(name, function, 77 if options.quick else 1000, 64, mode, device))
+    for name in ("AlignUniformLoss", "SpectralContrastiveLoss"):
+        found.append(check_half(name, 77 if options.quick else 3000, 64, device))
     wrong = 0
     print("| what | N | d | mode | loss | gradient | |\n|---|---|---|---|---|---|---|")
     for row in found:
@@ -104,7 +145,14 @@ def main() -> int:
         print("| " + " | ".join(map(str, cells)) + f" | {'' if fine else 'TOO LARGE'} |")
     if options.json is not None:
         name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU"
-        machine = {"device": name, "torch": torch.__version__, "triton": triton.__version__}
+        command = shlex.join(["python", "benchmarks/check.py", *sys.argv[1:]])
+        machine = {
+            "command": command,
+            "commit": options.commit,
+            "device": name,
+            "torch": torch.__version__,
+            "triton": triton.__version__,
+        }
         date = datetime.now(UTC).date().isoformat()
         options.json.write_text(json.dumps({"machine": machine, "date": date, "errors": found}, indent=1) + "\n")
     print(f"{len(found) - wrong} of {len(found)} within bounds")

@@ -32,7 +32,7 @@ __all__ = ["differences", "machine_fields", "main", "make_record", "record_name"
 
 NAMED = ("method", "objective", "divergence", "epochs", "seed")
 """Settings that are in every record's name."""
-WATCHING = frozenset({"monitor_every", "baselines", "sts_every"})
+WATCHING = frozenset({"monitor_every", "baselines"})
 """Settings that change what is looked at in training and nothing of what comes out."""
 PLACES = {"data-dir": "DIR", "out": "RUN"}
 """What stands in a command for the user's folders; other absolute paths are PATH."""
@@ -131,7 +131,7 @@ def _default(recipe: str) -> Any:
 
 def machine_fields(recipe: str) -> frozenset[str]:
     """Settings that say where a run was trained, and those of what is looked at meanwhile."""
-    from fmicl.sweep import machine_settings
+    from fmicl.sweep_folder import machine_settings
 
     return machine_settings(_default(recipe)) | WATCHING
 
@@ -146,16 +146,22 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 def differences(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a record that differ from its recipe's, but for those in its name and those without a part.
 
-    Fields that a record of an older version doesn't have are as the recipe says.
+    Fields that a record of an older version doesn't have are as the recipe says. How often STS-B dev is looked at
+    counts where it chose the encoder, and a run on sentences without it is said to be that of its last step.
     """
     default = _default(record["recipe"])
     if default is None:
         return {}
     usual, ours = _flat(default.to_json()), _flat(record["settings"])
     ignored = machine_fields(record["recipe"]) | set(NAMED)
+    data = record.get("data")
+    last = isinstance(data, Mapping) and data.get("stsb_dev", "") is None
+    if last:
+        ignored |= {"sts_every"}
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # of another version: all fields count
         ignored |= set(type(default).from_json(dict(record["settings"])).without_part(default))
-    return {key: value for key, value in ours.items() if key not in ignored and usual.get(key) != value}
+    found = {key: value for key, value in ours.items() if key not in ignored and usual.get(key) != value}
+    return {**found, "exported": "last step"} if last else found
 
 
 def record_name(record: Mapping[str, Any]) -> str:
@@ -203,10 +209,11 @@ def _warm_start(folder: Path, scores: Path | None) -> tuple[str, dict[str, Any]]
     told = read_json(folder / "warm_start.json")
     if scores is None:
         raise ValueError(f"{folder} is a warm start: name its scores (`fmicl evaluate {folder} --sts DIR --json FILE`)")
-    record = {"kind": "warm_start", **told, "results": _without_folders(read_json(scores))}
+    seed = told.get("settings", {}).get("seed", 0)
+    record = {"kind": "warm_start", **told, "seed": seed, "results": _without_folders(read_json(scores))}
     if isinstance(told.get("command"), str):
         record["command"] = _command(shlex.split(told["command"]))
-    return f"warm-start-seed{told.get('seed', 0)}.json", record
+    return f"warm-start-seed{seed}.json", record
 
 
 def _runs(paths: Iterable[Path]) -> Iterator[Path]:

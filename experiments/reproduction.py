@@ -176,7 +176,8 @@ def _said(value: Any) -> str:
 
 def text(records: Sequence[Record], links: str) -> str:
     """Runs on sentences: those of the settings that most runs have, the alphas of KL, and the rest."""
-    found = [r for r in records if r.kind == "text"]
+    # A run without a score has nothing to show.
+    found = [r for r in records if r.kind == "text" and any(_result(task)(r) is not None for task in TASKS)]
     starts = [r for r in records if r.kind == "warm_start"]
     common = _common(found)
     main = [r for r in found if _key(r) == common and r.column and "alpha" not in r.differences]

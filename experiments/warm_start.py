@@ -16,8 +16,9 @@ would never be trained. Packed rows are full to 99.6 %, and attention over 128 t
 What is masked is as in BERT and in transformers' DataCollatorForLanguageModeling: each token with probability 15 %, of
 these 80 % become [MASK], 10 % a random token, 10 % stay. The vocabulary's 30,522 logits are computed there only.
 
-No dropout while it trains (--dropout): new masks make each epoch new, and a small model in a few epochs should lack
-capacity rather than noise (not compared). The saved config says 0.1, since contrastive views are made by dropout.
+Dropout while it trains is 0.1, in attention too, as in BERT (--dropout), and the saved config says the same whatever it
+was: contrastive views are made by dropout, so the model must have met it. A start without was tried once and lost score
+in the contrastive phase, SimCSE's as well as KL's (one trial, not kept on record).
 
 How fast. Operations per token, forward and backward: 3 x 2 x (6 layers x 12 x 512^2 weights, 0.15 x 30,522 x 512 of the
 vocabulary, 6 x 2 x 128 x 512 of attention) = 132 million. At 40 % of an H200's 770 TFLOP/s that is 2.3 million tokens a
@@ -59,7 +60,7 @@ from sentences import Batch, Rows, make_batch, read_lines
 from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-SAVED_DROPOUT = 0.1
+DROPOUT = 0.1  # BERT's, of hidden states and of attention
 WARM_UP = 0.1  # of the time
 LOG_EVERY = 50  # steps between two looks at the loss, the only times that Python waits for the GPU
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -218,7 +219,7 @@ def refuse_existing(path: Path) -> None:
 
 def save(folder: Path, model: BertForMaskedLM, tokenizer: BertTokenizer, record: dict[str, Any], dtype: str) -> None:
     """A transformers folder, and warm_start.json."""
-    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = SAVED_DROPOUT
+    model.config.hidden_dropout_prob = model.config.attention_probs_dropout_prob = DROPOUT
     tokenizer.model_max_length = model.config.max_position_embeddings
     with new_folder(folder) as inside:
         model.to(getattr(torch, dtype)).save_pretrained(inside)
@@ -246,7 +247,7 @@ def arguments() -> argparse.ArgumentParser:
     training.add_argument("--layers", type=int, default=6)
     training.add_argument("--width", type=int, default=512)
     training.add_argument("--heads", type=int, default=8)
-    training.add_argument("--dropout", type=float, default=0.0, help=f"in training; the config says {SAVED_DROPOUT}")
+    training.add_argument("--dropout", type=float, default=DROPOUT, help=f"in training; the config says {DROPOUT}")
     training.add_argument("--batch", type=int, default=512, help="rows a step")
     training.add_argument("--lr", type=float, default=5e-4, help="peak learning rate")
     training.add_argument("--give-up", type=float, default=0.4, help="share of the time to beat token frequencies in")

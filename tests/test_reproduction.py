@@ -90,6 +90,24 @@ def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
     assert record.record_name(infonce) == "cifar10-simclr-infonce-2-seed0.json"  # alpha has no part in it
 
 
+@pytest.mark.parametrize(
+    ("stsb_dev", "sts_every", "differs"),
+    [
+        ("a digest", 125, {}),
+        ("a digest", 50, {"sts_every": 50}),
+        (None, 125, {"exported": "last step"}),
+        (None, 50, {"exported": "last step"}),
+    ],
+)
+def test_how_the_encoder_of_sentences_was_chosen_tells_runs_apart(
+    stsb_dev: str | None, sts_every: int, differs: dict[str, Any]
+) -> None:
+    """How often STS-B dev is looked at is part of the result where it chooses, and no more than a look elsewhere."""
+    told = text_record(model="bert-base-uncased", sts_every=sts_every)
+    told |= {"recipe": "wikipedia", "data": {"samples": 3, "stsb_dev": stsb_dev}}
+    assert record.differences(told) == differs
+
+
 def test_a_record_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     into = ["--into", str(tmp_path / "results")]
     one, other = run_folder(tmp_path / "one"), run_folder(tmp_path / "other", results={"knn": 1.0})
@@ -144,8 +162,7 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
     (tmp_path / "warm").mkdir()
     about = {
         "command": "python experiments/warm_start.py train /home/x/wiki.txt M",
-        "seed": 1,
-        "settings": {"layers": 6},
+        "settings": {"layers": 6, "seed": 1},
     }
     (tmp_path / "warm" / "warm_start.json").write_text(json.dumps(about))
     (tmp_path / "scores.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
@@ -154,7 +171,7 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
     assert "name its scores" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "scores.json")]) == 0
     start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
-    assert start["results"] == {"avg": 40.0}
+    assert (start["results"], start["seed"]) == ({"avg": 40.0}, 1)
     assert start["command"] == "python experiments/warm_start.py train wiki.txt M"
 
 
@@ -219,6 +236,14 @@ def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path)
     row = rows_of(reproduction.tables(tmp_path)["text"])["SimCSE"]
     assert row[5].startswith("1.00")
     assert row[-2] == ""  # a part of the pairs is not the task
+
+
+def test_runs_on_sentences_without_a_score_are_not_what_most_runs_are(tmp_path: Path) -> None:
+    none = {"step": 125, "stsb_dev": None, "chosen_by": "last step"}
+    put(tmp_path, kl=text_record(), a=text_record(epochs=30, results=none), b=text_record(epochs=30, results=none))
+    shown = reproduction.tables(tmp_path)["text"]
+    assert "with `epochs 1`" in shown
+    assert "30 epochs" not in shown
 
 
 def test_alphas_and_other_settings_of_sentences_have_their_own_tables(

@@ -27,8 +27,9 @@ from fmicl.grid import arguments, cells, grid_of, leaves, parse_case, values_of
 from fmicl.launchers import LocalLauncher, Slot, SubmititLauncher, TrainJob, local_slots, slurm_options
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.sweep import Sweep
-from fmicl.sweep_folder import find_folder, last_error, locked
+from fmicl.sweep_folder import find_folder, last_error, locked, not_told_apart_by
 from fmicl.sweep_table import Display, Progress, read_progress, scores, summarise, time_left
+from fmicl.text_recipes import TEXT_RECIPES
 
 DIGITS = RECIPES["digits"].recipe
 
@@ -194,6 +195,10 @@ def test_another_kind_of_recipe_will_do() -> None:
         ("--case A divergence=js --case B divergence=js", "A and B would train the same thing"),
         ("--case A divergence=js divergence=kl", "says divergence twice"),
         ("--data-dir /nowhere", "there is no folder /nowhere"),
+        ("--batch-size 256 --devices 3", "batch_size is 256 over 3 process(es)"),
+        ("--method moco --queue 4096 10", "queue (10) must hold at least one batch (256)"),
+        ("cifar10 --seed 0 1", "is read from a folder: say which one with --data-dir"),
+        ("wikipedia --seed 0 1", "which text to train on is not said: --data FILE"),
         ("--out FILE", "is a file, not the folder of a sweep"),
         ("--out FULL", "is no sweep"),
     ],
@@ -206,7 +211,8 @@ def test_wrong_input_is_refused_before_anything_starts(
     (tmp_path / "FULL").mkdir()
     (tmp_path / "FULL" / "thesis.tex").write_text("mine")
     before = sorted(tmp_path.rglob("*"))
-    assert cli.main(["sweep", "digits", *options.split()]) == 2
+    recipe = [] if options.startswith(("cifar10", "wikipedia")) else ["digits"]
+    assert cli.main(["sweep", *recipe, *options.split()]) == 2
     error = capsys.readouterr().err
     assert words in error
     assert error.startswith("fmicl: error: ")
@@ -273,6 +279,44 @@ def test_a_sweep_may_grow_but_not_change(fake: list[str], tmp_path: Path) -> Non
         sweep(divergence=("kl", "js"), epochs=(3,))
     with pytest.raises(ValueError, match="is a sweep of digits, not of cifar10"):
         Sweep("cifar10", RECIPES["cifar10"].recipe, cells(RECIPES["cifar10"].recipe, {}), folder)
+
+
+def test_what_the_runs_differ_in_tells_them_apart_whatever_it_is(fake: list[str], tmp_path: Path) -> None:
+    """Also a setting of the machine's, which otherwise may change when a sweep goes on."""
+    found = grid(precision=("32", "bf16"))
+    machine = not_told_apart_by(DIGITS, found)
+    for _ in range(2):
+        sweep = Sweep("digits", DIGITS, found, tmp_path / "sweep", program=fake, machine=machine)
+        assert [run.name for run in sweep.runs] == ["precision=32", "precision=bf16"]
+        assert sweep(local()) == 0
+    assert machine >= {"workers", "device"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "before", "after"),
+    [
+        ("images", {"data_dir": ("a",)}, {"data_dir": ("b",)}),
+        ("wikipedia", {"data": ("a.txt",)}, {"data": ("b.txt",)}),
+        ("wikipedia", {"data": ("a.txt",)}, {"data": ("a.txt",), "sts": ("sts",)}),
+    ],
+)
+def test_other_data_is_another_sweep(
+    tmp_path: Path, recipe: str, before: dict[str, tuple[str]], after: dict[str, tuple[str]]
+) -> None:
+    """The results of one data set are never shown as those of another."""
+    default: Any = {**RECIPES, **TEXT_RECIPES}[recipe].recipe
+
+    def sweep(values: dict[str, tuple[str]], out: Path | None = None) -> Sweep:
+        found = cells(default, {name: tuple(map(Path, paths)) for name, paths in values.items()})
+        machine = not_told_apart_by(default, found)
+        return Sweep(recipe, default, found, find_folder(recipe, found, out, machine, tmp_path), machine=machine)
+
+    first = sweep(before)
+    first.save()
+    assert sweep(before).folder == first.folder
+    assert sweep(after).folder != first.folder
+    with pytest.raises(ValueError, match="with other settings"):
+        sweep(after, first.folder)
 
 
 def test_the_same_grid_finds_its_folder(fake: list[str], tmp_path: Path) -> None:
@@ -369,7 +413,9 @@ def test_two_runs_of_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     command += ["--monitor-every", "1", "--out", str(tmp_path / "sweep")]
     assert cli.main(command) == 0
     for name, objective in (("SimCLR", "infonce"), ("JS", "fmicl")):
-        settings = json.loads((tmp_path / "sweep" / name / "settings.json").read_text())["settings"]
+        told = json.loads((tmp_path / "sweep" / name / "settings.json").read_text())
+        assert told["command"][:5] == ["python", "-m", "fmicl", "train", "digits"]
+        settings = told["settings"]
         assert (settings["objective"], settings["hidden"], settings["baselines"]) == (objective, 16, False)
     saved = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
     assert [row["group"] for row in saved["summary"]] == ["SimCLR", "JS"]

@@ -124,6 +124,18 @@ def test_a_file_larger_than_the_chunk(tmp_path: Path, monkeypatch: pytest.Monkey
     assert tokenise.lines == 300
 
 
+def test_lines_without_a_token_are_blank_a_whole_chunk_of_them_too(file: Path, tmp_path: Path) -> None:
+    """Tokenizers that add no special tokens may make nothing of a line."""
+
+    def tokenise(lines: list[str]) -> list[list[int]]:
+        return [[] if line.startswith("two") else [7] for line in lines]
+
+    found = read(file, tmp_path / "cache", tokenise)
+    assert (len(found), found.blank) == (2, 4)
+    with pytest.raises(ValueError, match="holds no sentence"):
+        read(file, tmp_path / "cache", lambda lines: [[] for _ in lines], state=b"nothing")
+
+
 def test_another_text_tokenizer_or_length_is_another_entry(file: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     first = read(file, cache)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,14 @@ from transformers import (
     T5Model,
 )
 
-from fmicl.text_models import SentenceEncoder, Tokenizer, build_sentence_encoder, save_sentence_encoder, sentence_head
+from fmicl.text_models import (
+    SentenceEncoder,
+    Tokenizer,
+    build_sentence_encoder,
+    point_to,
+    save_sentence_encoder,
+    sentence_head,
+)
 from tiny_bert import SENTENCES, WORDS, tiny_bert
 
 
@@ -93,6 +101,23 @@ def test_what_has_no_part_is_frozen(bert: Path) -> None:
     frozen = {name for name, parameter in encoder.named_parameters() if not parameter.requires_grad}
     assert frozen == {"model.pooler.dense.weight", "model.pooler.dense.bias"}
     assert all(parameter.grad is None for parameter in encoder.parameters())
+
+
+def test_a_run_is_a_start_too(bert: Path, tmp_path: Path) -> None:
+    """Its folder is one of sentence-transformers, with the transformer further inside."""
+    encoder, tokenizer = build(bert)
+    with torch.no_grad():
+        next(encoder.parameters()).add_(1.0)
+    save_sentence_encoder(encoder, tokenizer, 16, tmp_path / "sentence_transformer")
+    modules = point_to(tmp_path, tmp_path / "sentence_transformer")
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    again, words = build(tmp_path)
+    ids = tokenizer.batch(SENTENCES, 16)
+    assert torch.equal(words.batch(SENTENCES, 16), ids)
+    torch.testing.assert_close(again.eval()(ids), encoder.eval()(ids))
+    (tmp_path / "modules.json").write_text("{}")
+    with pytest.raises(ValueError, match="can't be loaded from this folder"):
+        build(tmp_path)
 
 
 def test_a_masked_language_model_will_do(bert: Path, tmp_path: Path) -> None:

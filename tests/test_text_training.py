@@ -84,6 +84,30 @@ def test_the_recipe_is_the_papers() -> None:
     assert not set(TEXT_RECIPES) & set(RECIPES)
 
 
+@pytest.mark.usefixtures("only_training")
+def test_the_last_step_counts_also_if_it_has_fewer_batches(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight batches, three steps are made: of three, three and two."""
+    run = train_text(small(place, accumulate=3, epochs=2, sts_every=1), out=tmp_path / "run")
+    assert run is not None
+    rows = list(csv.DictReader(run.metrics.open()))
+    assert [row["step"] for row in rows] == ["1", "2", "3"]
+    assert runs.load_checkpoint(run.checkpoint)["optimizer"]["state"][0]["step"] == 3  # the optimiser counts, too
+    assert json.loads(run.results.read_text())["step"] == 3
+    assert "step 3 is exported" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("model", "warned"), [("still", True), ("bert", False)])
+@pytest.mark.usefixtures("only_training")
+def test_a_model_without_dropout_is_warned_of(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str, warned: bool
+) -> None:
+    train_text(small(place, model=str(place / model)), out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert (f"warning: {place / model} has no dropout, which makes the two views of a sentence" in said) == warned
+
+
 def test_settings_go_there_and_back(place: Path) -> None:
     recipe = small(place, sts=place / "sts", encode_length=12)
     assert TextRecipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe

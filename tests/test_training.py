@@ -21,11 +21,12 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fmicl import AlignUniformLoss, FMICLLoss, divergence, runs, training
+from fmicl import AlignUniformLoss, FMICLLoss, divergence, processes, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
 from fmicl.methods import METHODS, Method
+from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
@@ -225,19 +226,19 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 
 
 def test_torchrun_and_slurm_say_how_many_processes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert training.resolve_processes(digits()) == training.Processes(1, 1, 0)
+    assert processes.resolve_processes(digits()) == processes.Processes(1, 1, 0)
     with monkeypatch.context() as patch:
         launched = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}
         for key, value in launched.items():
             patch.setenv(key, value)
-        found = training.resolve_processes(digits())
+        found = processes.resolve_processes(digits())
         assert (found.devices, found.nodes, found.rank, found.world_size) == (4, 2, 5, 8)
     for key, value in {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "4", "SLURM_JOB_NAME": "x"}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match="--ntasks-per-node"):
-        training.resolve_processes(digits())
+        processes.resolve_processes(digits())
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    found = training.resolve_processes(digits())
+    found = processes.resolve_processes(digits())
     assert (found.devices, found.nodes, found.rank) == (2, 3, 4)
     assert [plugin.auto_requeue for plugin in found.plugins] == [False]
     with pytest.raises(ValueError, match=r"batch_size is 256 over 6 process\(es\)"):
@@ -271,12 +272,64 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: py
     assert all(bool(value.isfinite().all()) for value in state["method"].values())
 
 
+def test_a_broken_encoder_is_not_asked_for_its_accuracy(tmp_path: Path) -> None:
+    """One step with a learning rate beyond all bounds, after a loss that was fine; then k-NN would be due."""
+    with pytest.raises(NonFiniteError, match="a weight is not finite at step 1"):
+        train(digits(learning_rate=1e38, batch_size=1300, warmup_epochs=0, monitor_every=1), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NonFiniteError("the loss is nan")])
+@pytest.mark.usefixtures("only_training")
+def test_the_terminal_has_its_cursor_back_whatever_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    class Terminal(Progress):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "live": True})
+
+    def stop(*_: object) -> None:
+        raise error
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(training, "Progress", Terminal)
+    monkeypatch.setattr(Guard, "on_before_backward", stop)
+    with pytest.raises(type(error)):
+        train(digits(epochs=1), out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1
+
+
 @pytest.mark.usefixtures("only_training")
 def test_a_setting_without_a_part_is_warned_of_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(digits(epochs=1, hidden=8, temperature=0.7, queue=999), name="digits", out=tmp_path / "run")
     said = capsys.readouterr().out
     assert said.count("warning") == 1
     assert "warning: temperature, queue have no part in objective fmicl with method simclr\n" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stem": "small", "stable_vit": False}, "stable_vit, stem have no part in encoder small_conv"),
+        ({"encoder": "resnet18", "stem": "small", "stable_vit": False}, "stable_vit has no part in encoder resnet18"),
+        ({"encoder": "vit_tiny_patch16_224", "size": 16, "depth": 1, "stem": "standard", "stable_vit": False},
+         "stem has no part in encoder vit_tiny_patch16_224"),
+        ({"encoder": "resnet18", "stem": "small"}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("only_training")
+def test_a_setting_of_another_encoder_is_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.setattr(training, "fit", lambda *_, **__: None)
+    train(digits(hidden=8, **changes), name="digits", out=tmp_path / "run")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert said == ([f"warning: {words}"] if words else [])
 
 
 def test_the_order_of_tsallis_is_the_recipes() -> None:

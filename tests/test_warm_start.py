@@ -295,6 +295,30 @@ def test_unigram_baseline_by_hand(warm_start: ModuleType) -> None:
     assert scores["loss"] == pytest.approx(-(2 * math.log(3 / 12) + math.log(2 / 12) + math.log(1 / 12)) / 4)
 
 
+@pytest.mark.parametrize(("extra", "dropout"), [([], 0.1), (["--dropout", "0"], 0.0)])
+def test_it_trains_with_berts_dropout(
+    warm_start: ModuleType, text: Path, vocabulary: Path, tmp_path: Path, extra: list[str], dropout: float
+) -> None:
+    """In hidden states and in attention; without it only where that is asked for, and the folder says 0.1 then too."""
+    met: list[set[float]] = []
+    loss = warm_start.masked_loss
+
+    def watched(model: BertForMaskedLM, batch: Any) -> Tensor:
+        layers = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+        met.append(layers if model.training else set())
+        assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == dropout
+        return loss(model, batch)  # type: ignore[no-any-return]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warm_start, "masked_loss", watched)
+        train_steps(warm_start, 2, str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), *extra)
+    assert met == [{dropout}] * 2  # the pass that compiles, and a step
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.1
+    told = json.loads((tmp_path / "m" / "warm_start.json").read_text())
+    assert told["settings"]["dropout"] == dropout
+
+
 def test_the_folder_loads_and_makes_views_by_dropout(trained: Path) -> None:
     tokenizer, model = AutoTokenizer.from_pretrained(trained), AutoModel.from_pretrained(trained)
     assert tokenizer.model_max_length == 32

@@ -122,6 +122,17 @@ class Guard(Callback):
         if not math.isfinite(value):
             self.stop(method, batch, f"the loss is {value}")
 
+    def check(self, method: Method) -> None:
+        """Look at the unseen loss and at all weights, before something is made of these.
+
+        Raises:
+            NonFiniteError: one of them is not finite.
+        """
+        self.look()
+        norms = torch.stack(torch._foreach_norm(list(method.parameters())))
+        if not bool(norms.isfinite().all()):
+            self.stop(method, method.batches, "a weight is not finite")
+
     def stop(self, method: Method, batch: int, what: str) -> None:
         """Raise the error that ends the run in the given batch, the first being 1."""
         step = math.ceil(batch / method.optimisation.accumulate)
@@ -149,6 +160,7 @@ class Recorder(Callback):
         monitor_every: epochs between two such looks; 0 is never.
         certificate: a sentence on the divergence for the warning of collapse, or "".
         say: where warnings go.
+        guard: asked before the encoder is looked at, as broken weights have no accuracy.
     """
 
     columns: tuple[str, ...] = COLUMNS
@@ -164,7 +176,9 @@ class Recorder(Callback):
         monitor_every: int,
         certificate: str,
         say: Callable[[str], None],
+        guard: Guard | None = None,
     ) -> None:
+        self.guard = guard
         self.run, self.batches_per_epoch = run, batches_per_epoch
         self.monitor, self.monitor_every = monitor, monitor_every
         self.certificate, self.say = certificate, say
@@ -179,7 +193,11 @@ class Recorder(Callback):
         self._row: Future[dict[str, float | None]] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold for the record to go on as if nothing had happened."""
+        """What a checkpoint must hold for the record to go on as if nothing had happened.
+
+        Of several processes the first one writes it, so that of a row which a stop cuts through, the mean loss up to
+        there is the first one's share.
+        """
         self.finish_row()
         loss = self._carried + (0.0 if self._sum is None else float(self._sum))
         return {"rows": self.rows, "loss": loss, "seconds": self.seconds + time.monotonic() - self._since}
@@ -232,8 +250,11 @@ class Recorder(Callback):
 
     def _look(self, method: Method) -> float | None:
         """How good the encoder is now, where that is to be looked at."""
-        due = self.monitor_every and self._epoch(method) % self.monitor_every == 0
-        return self.monitor(method.encoder) if self.monitor and due else None
+        if self.monitor is None or not self.monitor_every or self._epoch(method) % self.monitor_every:
+            return None
+        if self.guard is not None:
+            self.guard.check(method)
+        return self.monitor(method.encoder)
 
     def _end_span(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor], span: int) -> None:
         assert self._sum is not None
@@ -401,10 +422,7 @@ class Checkpoints(Callback):
             NonFiniteError: a weight is not finite; the checkpoint before is kept.
         """
         assert self.run is not None
-        self.guard.look()
-        norms = torch.stack(torch._foreach_norm(list(method.parameters())))
-        if not bool(norms.isfinite().all()):
-            self.guard.stop(method, method.batches, "a weight is not finite")
+        self.guard.check(method)
         state = {
             "format": 1,
             "batches": method.batches,

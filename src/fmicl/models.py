@@ -141,6 +141,20 @@ def build_encoder(
     return _measured(model, name, size, channels)
 
 
+def settings_of(encoder: nn.Module) -> frozenset[str]:
+    """Which of a recipe's settings that only some encoders have concern this one: ``stem`` or ``stable_vit``.
+
+    Example:
+        >>> sorted(settings_of(build_encoder("resnet18", size=32))), sorted(settings_of(SmallConv()))
+        (['stem'], [])
+    """
+    from timm.models.resnet import ResNet
+    from timm.models.vision_transformer import VisionTransformer
+
+    kinds = {"stem": ResNet, "stable_vit": VisionTransformer}
+    return frozenset(name for name, kind in kinds.items() if isinstance(encoder, kind))
+
+
 def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Module:
     """Look at two images through the model, so that ``num_features`` is what comes out.
 

@@ -80,8 +80,15 @@ class Progress(Callback):
             left = (self.total - done) / rate
             self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {_clock(left)}")
 
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the terminal as it was, cursor and all; after an exception Lightning calls no `teardown`."""
+        self._stop()
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the terminal as it was, whatever happened."""
+        """Leave the terminal as it was."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

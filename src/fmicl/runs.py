@@ -223,7 +223,7 @@ def write_settings(run: Run, name: str, recipe: Settings, device: str, data: dic
             "kind": recipe.kind,
             "settings": recipe.to_json(),
             "data": data,
-            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+            "command": command_line(),
             "versions": {"python": platform.python_version(), "fmicl": fmicl.__version__}
             | {package: _version(package) for package in packages},
             "device": _describe(device),
@@ -232,6 +232,13 @@ def write_settings(run: Run, name: str, recipe: Settings, device: str, data: dic
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
         },
     )
+
+
+def command_line() -> list[str]:
+    """The command that this process was started by, without the place of the program."""
+    first = Path(sys.argv[0])
+    program = ["python", "-m", "fmicl"] if first == Path(__file__).with_name("__main__.py") else [first.name]
+    return [*program, *sys.argv[1:]]
 
 
 def read_kind(run: Run) -> str:

@@ -30,14 +30,13 @@ from fmicl.launchers import (
     local_slots,
     slurm_options,
 )
-from fmicl.runs import Run, read_json, write_json
-from fmicl.sweep_folder import difference, find_folder, key_of, last_error, locked, plain
+from fmicl.runs import Run, command_line, read_json, write_json
+from fmicl.sweep_folder import DATA, difference, find_folder, key_of, last_error, locked, not_told_apart_by, plain
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
+from fmicl.text_recipes import TextRecipe
 
-__all__ = ["Sweep", "SweepRun", "check_cells", "machine_settings", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "check_cells", "run_sweep"]
 
-DATA = ("data_dir", "data", "sts")
-"""Fields of recipes that name files which must be there."""
 GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
 TICK = 0.2
@@ -110,7 +109,7 @@ class Sweep:
         cells: what to train.
         folder: the sweep's folder, new or of the same sweep before.
         program: what is called with ``train NAME ...``; other programs are for tests.
-        machine: settings that say where a run is trained and not what it computes, and so don't tell runs apart.
+        machine: settings that don't tell runs apart, such as :func:`fmicl.sweep_folder.not_told_apart_by` finds.
 
     Raises:
         ValueError: the folder holds something else, or a run of the same name with other settings.
@@ -177,7 +176,7 @@ class Sweep:
             {
                 "format": 1,
                 "recipe": self.name,
-                "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+                "command": command_line(),
                 "created": self.created,
                 "updated": _now(),
                 "runs": entries,
@@ -312,7 +311,7 @@ class Sweep:
     def _report(self, launcher: Launcher, display: Display) -> int:
         """The last words: means over seeds, what failed, and how to go on."""
         summary = read_json(self.file)["summary"]
-        if summary:
+        if any(row.keys() - {"group", "runs"} for row in summary):  # runs on sentences may have no scores
             display.console.print(summary_table(summary))
         failed = [run for run in self.runs if run.state == "failed"]
         for run in failed:
@@ -350,7 +349,7 @@ def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
     found = cells(recipe, values_of(grid, recipe), [parse_case(words, recipe) for words in options.case])
     submitted = options.launcher == "submitit"
     check_cells(found, here=not submitted)
-    machine = machine_settings(recipe)
+    machine = not_told_apart_by(recipe, found)
     first = found[0].recipe
     device, devices = getattr(first, "device", "auto"), getattr(first, "devices", 1)
     slots, slurm = [], slurm_options(options.slurm)
@@ -379,25 +378,25 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         here: whether that is on this machine, so that its files must be here.
 
     Raises:
-        ValueError: an objective that can't be built, in its own words.
+        ValueError: an objective that can't be built, batches that can't be shared out, or data that isn't named, in
+            the words of `fmicl train`.
         FileNotFoundError: data that isn't there.
     """
+    from fmicl.data import dataset_info, named_folder
+    from fmicl.processes import check_batch
     from fmicl.training import build_objective
 
     for cell in cells:
         build_objective(cell.recipe)
+        check_batch(cell.recipe, cell.recipe.devices)
+        if isinstance(cell.recipe, TextRecipe):
+            _ = cell.recipe.text
+        elif dataset_info(cell.recipe.dataset).needs_folder:
+            named_folder(cell.recipe.dataset, cell.recipe.data_dir)
         for name in DATA if here and not getattr(cell.recipe, "download", False) else ():
             value = cell.changes.get(name)
             if isinstance(value, Path) and not value.exists():
                 raise FileNotFoundError(f"there is no {'file' if value.suffix else 'folder'} {value}")
-
-
-def machine_settings(recipe: Any) -> frozenset[str]:
-    """Settings of a recipe that say where a run is trained and not what it computes."""
-    from fmicl import training
-
-    found: frozenset[str] = getattr(recipe, "machine", getattr(training, "MACHINE", frozenset()))
-    return found
 
 
 def _now() -> str:

@@ -14,8 +14,20 @@ from typing import Any
 from fmicl.grid import Cell
 from fmicl.runs import new_run, read_json
 
-__all__ = ["difference", "find_folder", "key_of", "last_error", "locked", "plain"]
+__all__ = [
+    "DATA",
+    "difference",
+    "find_folder",
+    "key_of",
+    "last_error",
+    "locked",
+    "machine_settings",
+    "not_told_apart_by",
+    "plain",
+]
 
+DATA = ("data_dir", "data", "sts")
+"""Fields of recipes that name files which must be there."""
 ROOT = Path("sweeps")
 """Where sweeps go by default, under the current folder."""
 
@@ -107,6 +119,32 @@ def plain(changes: Mapping[str, Any]) -> dict[str, Any]:
 def key_of(changes: Mapping[str, Any], machine: frozenset[str]) -> str:
     """What tells runs of a recipe apart: the settings that differ from it, but for the machine's."""
     return json.dumps({k: v for k, v in plain(changes).items() if k not in machine}, sort_keys=True)
+
+
+def machine_settings(recipe: Any) -> frozenset[str]:
+    """Settings of a recipe that say where a run is trained and not what it computes."""
+    found: frozenset[str] = getattr(recipe, "machine", frozenset())
+    return found
+
+
+def not_told_apart_by(recipe: Any, cells: Sequence[Cell]) -> frozenset[str]:
+    """Settings that may be others when a sweep goes on: the machine's, but for data, and for what its runs differ in.
+
+    A run that is resumed looks whether its data is what it was, wherever that is now. A finished one isn't looked into
+    again, so that here a data set is its path.
+
+    Example:
+        >>> from fmicl.grid import cells
+        >>> from fmicl.recipes import RECIPES
+        >>> recipe = RECIPES["cifar10"].recipe
+        >>> found = not_told_apart_by(recipe, cells(recipe, {"precision": ("32", "bf16")}))
+        >>> [name in found for name in ("workers", "data_dir", "precision")]
+        [True, False, False]
+    """
+    changes = [plain(cell.changes) for cell in cells]
+    names = {name for changed in changes for name in changed}
+    varied = {name for name in names if any(changed.get(name) != changes[0].get(name) for changed in changes)}
+    return machine_settings(recipe) - set(DATA) - varied
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "SentenceEncoder",
     "Tokenizer",
     "build_sentence_encoder",
+    "makes_views",
     "point_to",
     "quiet_transformers",
     "save_sentence_encoder",
@@ -149,7 +150,7 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     have no part in the vectors are frozen, as several processes would wait for their gradients.
 
     Args:
-        name: a folder that ``save_pretrained`` left, model and tokenizer; or a name on the hub.
+        name: a folder that ``save_pretrained`` left, model and tokenizer; a run on sentences; or a name on the hub.
         pooling: of the recipe.
 
     Raises:
@@ -159,13 +160,14 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     from transformers import AutoModel, AutoTokenizer
 
     local = Path(name).is_dir()
+    place = str(_inner_model(Path(name))) if local else name
     if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
         raise FileNotFoundError(f"there is no folder {name} with a model")
     options = {"local_files_only": True} if local else {}
     with quiet_transformers():
         try:
-            inner = AutoTokenizer.from_pretrained(name, **options)
-            model = AutoModel.from_pretrained(name, dtype=torch.float32, **options)
+            inner = AutoTokenizer.from_pretrained(place, **options)
+            model = AutoModel.from_pretrained(place, dtype=torch.float32, **options)
         except Exception as error:  # its parts raise a handful of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             where = "loaded from this folder" if local else "had: it is no folder here, and the hub did not give it"
@@ -186,6 +188,16 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     return encoder.train(), Tokenizer(inner, _limit(model, inner))
 
 
+def _inner_model(folder: Path) -> Path:
+    """Of a folder of sentence-transformers, such as a run, where its transformer is; of others, the folder itself."""
+    if (folder / "config.json").exists() or not (folder / "modules.json").is_file():
+        return folder
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # of something else by that name
+        modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+        return folder / str(modules[0]["path"])
+    return folder
+
+
 def _limit(model: nn.Module, tokenizer: Any) -> int:
     """The most tokens that model and tokenizer take."""
     limit = int(getattr(model.config, "max_position_embeddings", None) or _TOO_LONG)
@@ -204,6 +216,13 @@ def _freeze_unused(encoder: SentenceEncoder) -> None:
     for parameter in encoder.parameters():
         parameter.requires_grad_(parameter.grad is not None)
         parameter.grad = None
+
+
+def makes_views(encoder: SentenceEncoder) -> bool:
+    """Whether one sentence has several vectors in training: not where the model has no dropout."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # whoever seeded the weights counts on the generator
+        vectors = encoder(torch.zeros(8, 2, dtype=torch.long))
+    return not torch.allclose(vectors, vectors[:1].expand_as(vectors), rtol=1e-4, atol=1e-6)
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ class TextRecipe(Settings):
 
     # Encoder
     model: str = "bert-base-uncased"
-    """Any Hugging Face encoder: a name on the hub, or a folder that save_pretrained left."""
+    """Any Hugging Face encoder: a name on the hub, a folder that save_pretrained left, or a run on sentences."""
     pooling: Pooling = "cls_mlp"
     """One vector of all tokens' vectors: the first token's (cls; cls_mlp trains an MLP on top that is dropped
     afterwards, as SimCSE does), or their mean."""
@@ -94,6 +94,17 @@ class TextRecipe(Settings):
             self._require_positive("encode_length")
         if self.length < 3:
             raise ValueError(f"length must leave room for a token between the special ones, but it is {self.length}")
+
+    @property
+    def text(self) -> Path:
+        """The text file.
+
+        Raises:
+            ValueError: it is not said which one.
+        """
+        if self.data is None:
+            raise ValueError("which text to train on is not said: --data FILE, with a sentence a line")
+        return self.data
 
     def parts(self) -> dict[str, bool]:
         """The width of the predictor has a part where there is one."""

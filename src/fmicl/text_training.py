@@ -19,12 +19,14 @@ from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
+from fmicl.processes import check_batch, resolve_processes
 from fmicl.runs import Run, pick_device, write_json
 from fmicl.sts import StsTask, load_sts, load_stsb
 from fmicl.text_models import (
     SentenceEncoder,
     Tokenizer,
     build_sentence_encoder,
+    makes_views,
     point_to,
     save_sentence_encoder,
     sentence_head,
@@ -34,7 +36,6 @@ from fmicl.text_results import evaluate_text, note_scores, stsb_scorer
 from fmicl.training import (
     build_objective,
     certificate,
-    check_batch,
     check_same,
     describe,
     fit,
@@ -44,7 +45,6 @@ from fmicl.training import (
     optimisation_of,
     quiet_lightning,
     report_unused,
-    resolve_processes,
     say,
 )
 
@@ -80,15 +80,11 @@ def train_text(
         _require_packages()
         check_batch(recipe, processes.world_size)
         build_objective(recipe)  # wrong settings are found before anything is read and a folder made
-        if recipe.data is None:
-            raise ValueError("which text to train on is not said: --data FILE, with a sentence a line")
-        LineReader(recipe.data)  # is it there, and text?
+        LineReader(recipe.text)  # is it there, and text?
         dev = None
         if recipe.sts is not None:
             dev = load_stsb(recipe.sts, "dev")
-            load_sts(
-                recipe.sts
-            )  # read, so that what is wrong with the test sets is said now; they are scored at the end
+            load_sts(recipe.sts)  # they are scored at the end, but what is wrong with them is said now
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         encoder, tokenizer = build_sentence_encoder(recipe.model, recipe.pooling)
         length = encode_length(recipe, tokenizer)
@@ -115,9 +111,15 @@ def train_text(
             run = open_folder(recipe, name, out, old, str(device), data, lambda then: text_changed(then, data))
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
+            if not makes_views(encoder):
+                say(
+                    f"warning: {recipe.model} has no dropout, which makes the two views of a sentence: they are the "
+                    "same, and the loss can only drive sentences apart. Its config.json is where to set it"
+                )
             report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
         method = build_text_method(recipe, encoder, len(stream))
         scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)
+        guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = TextRecorder(
             run,
             len(stream),
@@ -126,8 +128,8 @@ def train_text(
             scorer=scorer,
             certificate=certificate(recipe, encoder.num_features),
             say=say,
+            guard=guard,
         )
-        guard = Guard(describe(method), None if run is None else run.checkpoint)
         fit(recipe, method, stream, run, device, processes, resume, recorder, guard, unit="sentences")
         if run is None:
             return None
@@ -199,6 +201,7 @@ class TextRecorder(Recorder):
         scorer: gives an encoder's score in percent, None if it has none; None looks at nothing.
         certificate: a sentence on the divergence for the warning of collapse, or "".
         say: where warnings go.
+        guard: asked before the encoder is scored.
     """
 
     columns = tuple("stsb_dev" if name == "knn" else name for name in COLUMNS)
@@ -214,8 +217,11 @@ class TextRecorder(Recorder):
         scorer: Callable[[nn.Module], float | None] | None,
         certificate: str,
         say: Callable[[str], None],
+        guard: Guard | None = None,
     ) -> None:
-        super().__init__(run, batches_per_epoch, monitor=None, monitor_every=0, certificate=certificate, say=say)
+        super().__init__(
+            run, batches_per_epoch, monitor=None, monitor_every=0, certificate=certificate, say=say, guard=guard
+        )
         self.every, self.total, self.scorer = every, total, scorer
         self.best: dict[str, Any] = {}
 
@@ -239,6 +245,8 @@ class TextRecorder(Recorder):
     def _look(self, method: Method) -> float | None:
         if self.scorer is None:
             return None
+        if self.guard is not None:
+            self.guard.check(method)
         score = self.scorer(method.encoder)
         if score is not None and (not self.best or score > self.best["stsb_dev"]):
             weights: dict[str, Tensor] = {k: v.detach().clone() for k, v in method.encoder.state_dict().items()}
@@ -271,9 +279,8 @@ def _why_last(recipe: TextRecipe) -> str:
 
 
 def _tokens(recipe: TextRecipe, tokenizer: Tokenizer, rank: int) -> Sentences:
-    assert recipe.data is not None
     return tokenise_file(
-        recipe.data,
+        recipe.text,
         lambda lines: tokenizer.encode(lines, recipe.length),
         tokenizer.state(),
         recipe.length,

@@ -7,11 +7,9 @@ none but the command line from it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import math
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -31,7 +27,8 @@ from fmicl import Divergence, theory
 from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
-from fmicl.models import build_encoder
+from fmicl.models import build_encoder, settings_of
+from fmicl.processes import Processes, check_batch, resolve_processes
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
@@ -91,8 +88,11 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             run = open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed)
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             _report_skipped(splits)
-            report_unused(recipe, RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset))
+            usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
+            report_unused(recipe, usual)
+            _report_unused_by(encoder, recipe, usual)
         method = build_method(recipe, encoder, len(stream))
+        guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = Recorder(
             run,
             len(stream),
@@ -100,8 +100,8 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             monitor_every=recipe.monitor_every,
             certificate=certificate(recipe, recipe.dim),
             say=say,
+            guard=guard,
         )
-        guard = Guard(describe(method), None if run is None else run.checkpoint)
         fit(recipe, method, stream, run, device, processes, resume, recorder, guard)
         if run is None:
             return None
@@ -181,7 +181,8 @@ def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> 
 
 def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
     """Optimiser and schedule of a recipe, for this many batches an epoch."""
-    steps = math.ceil(recipe.epochs * batches_per_epoch / recipe.accumulate)
+    batches = recipe.epochs * batches_per_epoch
+    steps = math.ceil(batches / recipe.accumulate)
     warmup = min(recipe.warmup_epochs, recipe.epochs / 5) / recipe.epochs
     return Optimisation(
         optimizer=recipe.optimizer,
@@ -192,6 +193,7 @@ def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
         accumulate=recipe.accumulate,
         seed=recipe.seed,
         schedule=recipe.schedule,
+        total_batches=batches,
     )
 
 
@@ -203,56 +205,6 @@ def method_options(recipe: Settings) -> dict[str, Any]:
     if method_class(recipe.method) is MoCo:
         options["queue"] = recipe.queue
     return options
-
-
-@dataclasses.dataclass(frozen=True)
-class Processes:
-    """How many processes train together, and who launched them."""
-
-    devices: int
-    nodes: int
-    rank: int
-    plugins: tuple[SLURMEnvironment, ...] = ()
-
-    @property
-    def world_size(self) -> int:
-        """All processes."""
-        return self.devices * self.nodes
-
-
-def resolve_processes(recipe: Settings) -> Processes:
-    """From torchrun or SLURM where one of them started this process, else from the recipe.
-
-    Raises:
-        ValueError: SLURM was not told the number of tasks for each node.
-    """
-    if TorchElasticEnvironment.detect():
-        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-        return Processes(local, world // local, int(os.environ["RANK"]))
-    if SLURMEnvironment.detect():
-        try:
-            # Runs go on by --resume from their own checkpoints; Lightning's requeueing would write others.
-            slurm = SLURMEnvironment(auto_requeue=False)
-        except RuntimeError as error:
-            raise ValueError(str(error)) from error
-        local, nodes = (int(os.environ.get(f"SLURM_{name}", 1)) for name in ("NTASKS_PER_NODE", "NNODES"))
-        return Processes(local, nodes, slurm.global_rank(), (slurm,))
-    # Where Lightning starts the other processes itself, it tells them their number in this way.
-    return Processes(recipe.devices, 1, int(os.environ.get("LOCAL_RANK", 0)) if recipe.devices > 1 else 0)
-
-
-def check_batch(recipe: Settings, world_size: int) -> None:
-    """Refuse batches that can't be shared out.
-
-    Raises:
-        ValueError: the processes would have unequal shares or too small ones, or moco's queue holds no batch.
-    """
-    if recipe.batch_size % world_size or recipe.batch_size < 2 * world_size:
-        raise ValueError(
-            f"batch_size is {recipe.batch_size} over {world_size} process(es): each needs the same share, of at least 2"
-        )
-    if recipe.method == "moco" and recipe.queue < recipe.batch_size:
-        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch ({recipe.batch_size})")
 
 
 def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Processes) -> ViewStream:
@@ -412,6 +364,7 @@ def certificate(recipe: Settings, dim: int) -> str:
     """What theory says about a divergence that isn't certified to spread the embeddings; "" for the others.
 
     Example:
+        >>> import dataclasses
         >>> from fmicl.recipes import RECIPES
         >>> certificate(RECIPES["digits"].recipe, dim=64)
         ''
@@ -444,6 +397,14 @@ def report_unused(recipe: Settings, default: Settings) -> None:
     if unused:
         listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
         say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
+
+
+def _report_unused_by(encoder: nn.Module, recipe: Recipe, default: Recipe) -> None:
+    """The same of settings that only some encoders have."""
+    without = {"stem", "stable_vit"} - settings_of(encoder)
+    unused = [name for name in sorted(without) if getattr(recipe, name) != getattr(default, name)]
+    if unused:
+        say(f"warning: {', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no part in encoder {recipe.encoder}")
 
 
 def _report_skipped(splits: Splits) -> None:

@@ -8,7 +8,7 @@
 from fmicl.data.fingerprint import fingerprint, what_changed
 from fmicl.data.folders import find_images
 from fmicl.data.lines import LineReader
-from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images
+from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images, named_folder
 from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, split_by_name, stratified_split
 from fmicl.data.sentences import SentenceStream, padded_width
 from fmicl.data.stream import Batch, Stream, ViewStream, pictures, plain_batches
@@ -33,6 +33,7 @@ __all__ = [
     "fingerprint",
     "list_datasets",
     "load_images",
+    "named_folder",
     "padded_width",
     "pictures",
     "plain_batches",

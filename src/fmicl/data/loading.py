@@ -14,7 +14,7 @@ from fmicl.data.binaries import load_cifar10, load_digits, load_stl10
 from fmicl.data.folders import load_folder, load_imagenet, load_tinyimagenet
 from fmicl.data.samples import Splits, split_by_name, stratified_split
 
-__all__ = ["DatasetInfo", "dataset_info", "list_datasets", "load_images"]
+__all__ = ["DatasetInfo", "dataset_info", "list_datasets", "load_images", "named_folder"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,17 @@ def dataset_info(name: str) -> DatasetInfo:
     return _DATASETS[name]
 
 
+def named_folder(name: str, data_dir: Path | str | None) -> Path | str:
+    """The folder of a data set that is read from one.
+
+    Raises:
+        ValueError: it is not said which one, or there is no such data set.
+    """
+    if data_dir is None:
+        raise ValueError(f"{name} ({dataset_info(name).summary}) is read from a folder: say which one with --data-dir")
+    return data_dir
+
+
 def load_images(
     name: str,
     data_dir: Path | str | None = None,
@@ -119,9 +130,7 @@ def load_images(
         raise ValueError(f"validation is the share of the training set to hold out, in [0, 1); got {validation}")
     if not info.needs_folder:
         return _hold_out(load_digits(), validation, seed)
-    if data_dir is None:
-        raise ValueError(f"{name} ({info.summary}) is read from a folder: say which one with --data-dir")
-    root = Path(data_dir).expanduser()
+    root = Path(named_folder(name, data_dir)).expanduser()
     if not root.is_dir() and not download:
         raise FileNotFoundError(f"there is no folder {root}: say where the data is with --data-dir")
     if info.folder:

@@ -176,10 +176,10 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
                     continue  # nothing is made of this file any more, but its broken lines are still counted
                 kept = [line for line in lines if line.strip()]
                 blank += len(lines) - len(kept)
-                if not kept:
-                    continue
-                rows = [row for row in tokenise(kept) if len(row)]
+                rows = [row for row in tokenise(kept) if len(row)] if kept else []
                 blank += len(kept) - len(rows)
+                if not rows:
+                    continue
                 ends = tokens + np.cumsum([len(row) for row in rows], dtype="<i8")
                 np.concatenate([np.asarray(row, dtype="<i4") for row in rows]).tofile(ids)
                 ends.tofile(offsets)

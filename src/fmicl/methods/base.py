@@ -33,6 +33,8 @@ class Optimisation:
     accumulate: int = 1
     seed: int = 0
     schedule: Literal["cosine", "linear"] = "cosine"
+    total_batches: int | None = None
+    """After which the last step is made, also of fewer batches than `accumulate`."""
 
 
 class Compared(NamedTuple):
@@ -135,7 +137,8 @@ class Method(LightningModule):
     @property
     def step(self) -> int:
         """Steps of the optimiser up to now."""
-        return self.batches // self.optimisation.accumulate
+        o = self.optimisation
+        return o.total_steps if self.batches == o.total_batches else self.batches // o.accumulate
 
     @property
     def learning_rate(self) -> float:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.fast import record, speed_up, suits
+from fmicl.fast import record, speed_up, speed_up_head, suits
 from fmicl.fast.norm import normalise
 from fmicl.fast.stem import convolve_images, suits_stem
-from fmicl.models import build_encoder
+from fmicl.models import build_encoder, projection_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -149,3 +149,23 @@ def test_a_recorded_step_is_the_step() -> None:
     torch.testing.assert_close(network.state_dict(), other.state_dict())
     shorter = recorded(inputs[0][0][:5], inputs[0][1][:5])
     assert shorter[1].shape == (5, 4), "other shapes run as they always do"
+
+
+@pytest.mark.parametrize("last_norm", [False, True])
+def test_a_head_computes_what_it_did(last_norm: bool) -> None:
+    torch.manual_seed(0)
+    usual = projection_head(12, 40, 6, last_norm=last_norm).to(DEVICE).train()
+    faster = copy.deepcopy(usual)
+    assert speed_up_head(faster)
+    x = torch.randn(16, 12, device=DEVICE)
+    expected, seen = usual(x), faster(x)
+    close(seen, expected)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    seen.backward(gradient)
+    for mine, theirs in zip(faster.parameters(), usual.parameters(), strict=True):
+        close(mine.grad, theirs.grad)
+    for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
+        torch.testing.assert_close(moved, as_usual)
+    close(faster.eval()(x), usual.eval()(x))
+    assert list(faster.state_dict()) == list(usual.state_dict())

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fmicl.fast.streams import convolve, join
 
-__all__ = ["speed_up", "suits"]
+__all__ = ["on_gpu", "plain_norm", "speed_up", "suits"]
 
 BESIDE = True
 """Whether weight gradients are computed on a stream of their own."""
@@ -29,7 +29,7 @@ def suits(model: nn.Module) -> bool:
 
     if type(model) is not ResNet or not isinstance(model.conv1, nn.Conv2d):
         return False
-    if not (_plain_norm(model.bn1) and type(model.act1) is nn.ReLU):
+    if not (plain_norm(model.bn1) and type(model.act1) is nn.ReLU):
         return False
     blocks = _blocks(model)
     return bool(blocks) and all(type(block) in (BasicBlock, Bottleneck) and _plain_block(block) for block in blocks)
@@ -47,7 +47,7 @@ def speed_up(model: nn.Module) -> None:
 
 
 def _forward(model: Any, usual: Any, images: Tensor) -> Tensor:
-    if not (model.training and _on_gpu(images)):
+    if not (model.training and on_gpu(images)):
         result: Tensor = usual(images)
         return result
     from fmicl.fast.norm import normalise
@@ -92,7 +92,8 @@ def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     return result
 
 
-def _on_gpu(images: Tensor) -> bool:
+def on_gpu(images: Tensor) -> bool:
+    """Whether Triton's programs run where the images are: on a GPU, or in its interpreter."""
     if images.device.type == "cuda":
         return True
     from fmicl.kernels.triton import interpreting
@@ -108,17 +109,18 @@ def _plain_block(block: Any) -> bool:
     norms = [module for name, module in block.named_children() if name.startswith("bn")]
     acts = [module for name, module in block.named_children() if name.startswith("act")]
     extras = (block.se, block.drop_path, getattr(block, "aa", None), getattr(block, "drop_block", None))
-    if not all(map(_plain_norm, norms)) or any(type(act) is not nn.ReLU for act in acts):
+    if not all(map(plain_norm, norms)) or any(type(act) is not nn.ReLU for act in acts):
         return False
     if any(extra is not None and not isinstance(extra, nn.Identity) for extra in extras):
         return False
     down = block.downsample
     if down is None:
         return True
-    return len(down) == 2 and type(down[0]) is nn.Conv2d and down[0].bias is None and _plain_norm(down[1])
+    return len(down) == 2 and type(down[0]) is nn.Conv2d and down[0].bias is None and plain_norm(down[1])
 
 
-def _plain_norm(norm: object) -> bool:
+def plain_norm(norm: object) -> bool:
+    """Whether `fmicl.fast.norm` knows the module: torch's own batch normalisation, with all that it can hold."""
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False  # timm's own, which hold their activation, are subclasses
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)

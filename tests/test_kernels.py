@@ -299,3 +299,19 @@ class TestLosses:
 def test_world() -> None:
     world = World(1, (3, 4, 5))
     assert (world.size, world.first, world.total) == (3, 3, 12)
+
+
+@needs_triton
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_left_of_a_loss_near_zero(half: bool) -> None:
+    """Where every positive is found, gradients are tiny: a positive that went through rounded sums would drown them."""
+    x = rows(40, 24).bfloat16() if half else rows(40, 24)
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    value = fmicl.InfoNCELoss(0.02, normalised=True, kernel="triton", precision="fast")(leaf, leaf)
+    wanted = fmicl.InfoNCELoss(0.02, normalised=True, kernel="reference")(exact, exact)
+    assert 0 <= float(value.detach()) < 1e-6
+    value.backward()
+    wanted.backward()
+    assert leaf.grad is not None
+    assert exact.grad is not None
+    assert float((leaf.grad.double() - exact.grad).norm()) < 1e-5

@@ -67,9 +67,11 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
     # Recording is on a stream of its own, and so are the gradients' nodes; it says so at the first step after it, too.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     # Inside a graph a weight that was converted once and kept would be one from the time of recording.
-    with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
-        run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
-    with torch.no_grad():
-        for buffer, value in zip(whole.buffers(), before, strict=True):
-            buffer.copy_(value)
+    try:
+        with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
+            run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
+    finally:  # also where it fails and training goes on without
+        with torch.no_grad():
+            for buffer, value in zip(whole.buffers(), before, strict=True):
+                buffer.copy_(value)
     return Recorded(run, function, inputs)

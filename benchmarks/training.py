@@ -39,11 +39,16 @@ IMAGES = 50_000
 
 def changed(recipe: Recipe, settings: list[str]) -> Recipe:
     """The recipe with settings of the form name=value, each of the type that it has."""
+    known = {field.name for field in dataclasses.fields(recipe)}
     values: dict[str, Any] = {}
     for setting in settings:
         name, _, value = setting.partition("=")
+        if name not in known or not value:
+            raise ValueError(f"--set takes NAME=VALUE with a setting of the recipe, got {setting!r}")
         old = getattr(recipe, name)
-        values[name] = type(old)(value) if isinstance(old, int | float) and not isinstance(old, bool) else value
+        if isinstance(old, bool) or not isinstance(old, int | float | str):
+            raise ValueError(f"--set takes numbers and words; {name} is {old!r}")
+        values[name] = type(old)(value)
     return dataclasses.replace(recipe, **values)
 
 
@@ -215,7 +220,10 @@ def write_table(folder: Path, readme: Path) -> None:
 def main() -> None:
     options = arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    recipe = changed(RECIPES[options.recipe].recipe, options.set)
+    try:
+        recipe = changed(RECIPES[options.recipe].recipe, options.set)
+    except ValueError as error:
+        sys.exit(str(error))
     bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

@@ -9,16 +9,15 @@ sentence-transformers load: the common start of contrastive runs where no BERT w
 
 What a row is. Later the model sees single sentences: [CLS] at position 0, nothing else in sight. So it does here: whole
 sentences are packed into rows of 128 tokens, each with its own [CLS] ... [SEP] and its positions from 0, and attention
-stays inside a sentence. Rows of one sentence each, cut at 32 tokens, would show it the same, but 24 % of them would be
-padding, 31 % of Wikipedia's sentences would lose their end, and positions from 32 on, which some STS sentences need,
-would never be trained. Packed rows are full to 99.6 %, and attention over 128 tokens costs 4 % more operations.
+stays inside a sentence. Rows of one sentence each, cut at 32 tokens, would show it the same, but much of them would be
+padding, long sentences would lose their end, and positions from 32 on, which some STS sentences need, would never be
+trained. Packed rows are almost full, and attention over 128 tokens costs few more operations.
 
 What is masked is as in BERT and in transformers' DataCollatorForLanguageModeling: each token with probability 15 %, of
 these 80 % become [MASK], 10 % a random token, 10 % stay. The vocabulary's 30,522 logits are computed there only.
 
 Dropout while it trains is 0.1, in attention too, as in BERT (--dropout), and the saved config says the same whatever it
-was: contrastive views are made by dropout, so the model must have met it. A start without was tried once and lost score
-in the contrastive phase, SimCSE's as well as KL's (one trial, not kept on record).
+was: contrastive views are made by dropout, so the model should have met it.
 
 How fast. Operations per token, forward and backward: 3 x 2 x (6 layers x 12 x 512^2 weights, 0.15 x 30,522 x 512 of the
 vocabulary, 6 x 2 x 128 x 512 of attention) = 132 million. At 40 % of an H200's 770 TFLOP/s that is 2.3 million tokens a
@@ -28,8 +27,7 @@ predicted, keeps the GPU busy and still leaves thousands of steps.
 
 The learning rate follows the time used, so it ends at 0 on any machine (and two runs of one seed are alike, not equal).
 As to its peak: BERT normalises after each block, and six such layers that start too fast learn token frequencies and no
-more: at width 128 (one run each, batches of 6 rows, 345 to 640 steps on a CPU) so it was at 2e-3 and 4e-3, not at 1e-3.
-At width 512 none was compared. Wider ones should bear less, so 5e-4; a run that is no better by --give-up ends there.
+more. None was compared at width 512, so 5e-4 is caution; a run that is no better by --give-up ends there.
 """
 
 from __future__ import annotations

@@ -192,6 +192,9 @@ def test_a_step_is_timed_in_its_parts() -> None:
     training = module("training")
     recipe = training.changed(training.RECIPES["digits"].recipe, ["batch_size=32", "method=moco", "queue=64"])
     assert (recipe.batch_size, recipe.method) == (32, "moco")
+    for wrong in ("nonsense=1", "batch_size", "batch_size=many", "stable_vit=no"):
+        with pytest.raises(ValueError, match=r"--set takes|invalid literal"):
+            training.changed(recipe, [wrong])
     bench = training.Bench(recipe, torch.device("cpu"), compile=False, images=100)
     assert bench.clock(lambda: bench.step(next(bench.batches)), 1) > 0
     parts = bench.parts(1)

@@ -43,6 +43,12 @@ def test_the_kernel_makes_the_same_views(name: str) -> None:
     assert made.stride(1) == 1, "the channels are last in memory, as convolutions like them"
 
 
+def test_a_wrong_number_of_numbers_is_refused() -> None:
+    images, index = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"2 views need \(2, 36\) numbers; got \(2, 35\)"):
+        fused_views(Views(size=8), images, index, torch.rand(2, 35))
+
+
 def test_each_random_number_has_its_place() -> None:
     """With one probability at 1 and the others at 0, the kernel does just this one thing."""
     still = Views(size=16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +100,9 @@ class Cut(Exception):  # noqa: N818 (not an error: the test's way of pulling the
     pass
 
 
-def cut_and_resume(recipe: Recipe, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train as a whole; train again, pull the plug after so many batches, and resume; compare."""
-    train(recipe, out=tmp_path / "whole")
+@contextlib.contextmanager
+def plug_pulled(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Training in here is cut off after so many batches."""
     original = Checkpoints.on_train_batch_end
 
     def cut(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
@@ -111,7 +113,14 @@ def cut_and_resume(recipe: Recipe, after: int, tmp_path: Path, monkeypatch: pyte
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "on_train_batch_end", cut)
         with pytest.raises(Cut):
-            train(recipe, out=tmp_path / "cut")
+            yield
+
+
+def cut_and_resume(recipe: Recipe, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train as a whole; train again, pull the plug after so many batches, and resume; compare."""
+    train(recipe, out=tmp_path / "whole")
+    with plug_pulled(after, monkeypatch):
+        train(recipe, out=tmp_path / "cut")
     train(recipe, out=tmp_path / "cut", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "cut")
 

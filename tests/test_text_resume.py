@@ -16,10 +16,9 @@ import torch
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
 
 from fmicl import runs, text_training
-from fmicl.callbacks import Checkpoints
 from fmicl.text_recipes import TextRecipe
 from fmicl.text_training import train_text
-from test_resume import Cut, _assert_equal
+from test_resume import _assert_equal, plug_pulled
 from test_sts import write_sts
 from tiny_bert import SENTENCES, tiny_bert
 
@@ -124,17 +123,8 @@ def test_cut_anywhere(
 ) -> None:
     settings = recipe(place, method=method, checkpoint_steps=steps, accumulate=accumulate, epochs=2)
     train_text(settings, out=tmp_path / "whole")
-    original = Checkpoints.on_train_batch_end
-
-    def cut(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
-        original(self, trainer, module, *rest)
-        if module.batches == after:
-            raise Cut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_train_batch_end", cut)
-        with pytest.raises(Cut):
-            train_text(settings, out=tmp_path / "cut")
+    with plug_pulled(after, monkeypatch):
+        train_text(settings, out=tmp_path / "cut")
     train_text(settings, out=tmp_path / "cut", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "cut")
 

@@ -265,7 +265,7 @@ class Recorder(Callback):
         self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
 
     def _begin_row(self, method: Method, outputs: dict[str, Tensor], loss: Tensor, learning_rate: float) -> None:
-        """Measure the last batch's embeddings: on the CPU, while a GPU goes on; it would wait a tenth of a second."""
+        """Measure the last batch's embeddings: on the CPU, while a GPU goes on, which would have to wait."""
         self.finish_row()
         epoch, step = self._epoch(method), method.step
         seconds = self.seconds + time.monotonic() - self._since

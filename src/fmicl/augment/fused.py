@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fmicl.augment.maker import ATTEMPTS, CROP_UNIFORMS, NUMBERS, centre_crop
+from fmicl.augment.maker import ATTEMPTS, NUMBERS, centre_crop
 from fmicl.views import Views
 
 __all__ = ["fused_views", "suits"]
@@ -39,7 +39,12 @@ def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -
 
     Returns:
         (N, channels, size, size) float32, normalised, with the channels last in memory.
+
+    Raises:
+        ValueError: there are not 36 numbers for each view.
     """
+    if uniforms.shape != (len(index), NUMBERS):
+        raise ValueError(f"{len(index)} views need ({len(index)}, {NUMBERS}) numbers; got {tuple(uniforms.shape)}")
     from fmicl.augment import device
 
     n, size, out = len(index), views.size, len(views.mean)
@@ -60,8 +65,6 @@ def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -
         SOLARISE=views.solarise > 0, ATTEMPTS=ATTEMPTS,
         HEIGHT=_power(height), WIDTH=_power(width), SIZE=_power(size), num_warps=4,
     )  # fmt: skip
-    assert uniforms.shape == (n, NUMBERS)
-    assert CROP_UNIFORMS == 2 * ATTEMPTS + 3
     return result.permute(0, 3, 1, 2)
 
 

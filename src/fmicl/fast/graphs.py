@@ -69,11 +69,13 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
     # is the one of recording, and every step waits for as many events as there are parameters.
     nodes = [_node(parameter) for parameter in whole.parameters() if parameter.requires_grad]
     # Inside a graph a weight that was converted once and kept would be one from the time of recording.
-    with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
-        run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
-    with torch.no_grad():
-        for buffer, value in zip(whole.buffers(), before, strict=True):
-            buffer.copy_(value)
+    try:
+        with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
+            run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
+    finally:  # also where it fails and training goes on without
+        with torch.no_grad():
+            for buffer, value in zip(whole.buffers(), before, strict=True):
+                buffer.copy_(value)
     return Recorded(run, function, inputs, nodes)
 
 

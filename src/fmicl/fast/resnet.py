@@ -83,7 +83,7 @@ def _block(block: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
 
 def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
     if conv.kernel_size == (1, 1) and conv.stride != (1, 1) and conv.padding == (0, 0):
-        # The pixels that a 1x1 convolution looks at, first: cuDNN's own way with strides took ten times as long.
+        # The pixels that a 1x1 convolution looks at, first: cuDNN's own way with strides took longer.
         x = x[:, :, :: conv.stride[0], :: conv.stride[1]].contiguous(memory_format=torch.channels_last)
         return F.conv2d(x, conv.weight)
     if BESIDE and x.is_cuda and conv.groups == 1 and conv.bias is None and conv.dilation == (1, 1):

@@ -22,12 +22,16 @@ _LONGEST_PATCH = 64
 
 
 def suits_stem(conv: nn.Conv2d, images: Tensor) -> bool:
-    """Whether the convolution's patches are short, and nobody asks for the gradient of the images."""
+    """Whether the convolution's patches are short, and nobody asks for the gradient of the images.
+
+    The program counts pixels in 32 bits, so batches of more than that go the usual way.
+    """
     size = conv.kernel_size[0]
     square = conv.kernel_size == (size, size) and conv.stride[0] == conv.stride[1]
     square = square and isinstance(conv.padding, tuple) and conv.padding[0] == conv.padding[1]
     plain = conv.groups == 1 and conv.dilation == (1, 1) and conv.bias is None and conv.padding_mode == "zeros"
-    return square and plain and conv.in_channels * size**2 <= _LONGEST_PATCH and not images.requires_grad
+    short = conv.in_channels * size**2 <= _LONGEST_PATCH and images.numel() < 2**31
+    return square and plain and short and not images.requires_grad
 
 
 def convolve_images(conv: nn.Conv2d, images: Tensor) -> Tensor:

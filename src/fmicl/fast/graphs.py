@@ -24,11 +24,10 @@ class Recorded:
         run: what was recorded.
         usual: the function as it is.
         inputs: such as it was recorded for.
-        nodes: of autograd, to be kept alive.
     """
 
-    def __init__(self, run: Function, usual: Function, inputs: Sequence[Tensor], nodes: Sequence[Any] = ()) -> None:
-        self.run, self.usual, self.nodes = run, usual, nodes
+    def __init__(self, run: Function, usual: Function, inputs: Sequence[Tensor]) -> None:
+        self.run, self.usual = run, usual
         self.kind = [(value.shape, value.dtype) for value in inputs]
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -65,9 +64,8 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
     before = [buffer.clone() for buffer in whole.buffers()]
     dtype = torch.get_autocast_dtype("cuda")
     samples = tuple(value.detach().clone(memory_format=torch.preserve_format) for value in inputs)
-    # Autograd adds a leaf's gradient up on the stream on which the leaf was first used. That is to be this one: else it
-    # is the one of recording, and every step waits for as many events as there are parameters.
-    nodes = [_node(parameter) for parameter in whole.parameters() if parameter.requires_grad]
+    # Recording is on a stream of its own, and so are the gradients' nodes; it says so at the first step after it, too.
+    torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     # Inside a graph a weight that was converted once and kept would be one from the time of recording.
     try:
         with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
@@ -76,11 +74,4 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
         with torch.no_grad():
             for buffer, value in zip(whole.buffers(), before, strict=True):
                 buffer.copy_(value)
-    return Recorded(run, function, inputs, nodes)
-
-
-def _node(parameter: nn.Parameter) -> Any:
-    """What adds up the gradient of a parameter, made on the stream of whoever asks; it lives while it is held."""
-    used = parameter.view_as(parameter)
-    assert used.grad_fn is not None
-    return used.grad_fn.next_functions[0][0]
+    return Recorded(run, function, inputs)

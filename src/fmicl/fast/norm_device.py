@@ -32,6 +32,15 @@ def _store(pointer, at, value, there, WHOLE: tl.constexpr):
 
 
 @triton.jit
+def _sampled(rows, there, columns, c, h, w, EVERY: tl.constexpr):
+    """Of rows (n, i, j), where they stand in a tensor of every EVERYth i and j alone, and which of them do."""
+    i, j = rows // w % h, rows % w
+    here = (i % EVERY == 0) & (j % EVERY == 0)
+    row = (rows // (h * w) * ((h + EVERY - 1) // EVERY) + i // EVERY) * ((w + EVERY - 1) // EVERY) + j // EVERY
+    return row.to(tl.int64)[:, None] * c + columns[None, :], here[:, None] & there
+
+
+@triton.jit
 def _last_one(counters, place):
     """Whether all other programs of this place have stored what they found; then the counter starts anew."""
     tl.debug_barrier()  # of this program, all threads
@@ -116,10 +125,14 @@ def _join_moments(
 
 @triton.jit
 def apply(
-    x, skip, y, mean, rstd, weight, bias, m, c,
-    SKIP: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, skip, y, sample, mean, rstd, weight, bias, m, c, h, w,
+    SKIP: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y = relu(w xhat + b + skip). From the last rows to the first: those were read last, and may still be cached."""
+    """y = relu(w xhat + b + skip), and every so many of its pixels once more, if EVERY > 1.
+
+    From the last rows to the first: those were read last, and may still be cached.
+    """
     rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = columns < c
@@ -133,17 +146,24 @@ def apply(
     if RELU:
         value = tl.maximum(value, 0.0)
     _store(y, at, value, there, WHOLE)
+    if EVERY > 1:
+        at, there = _sampled(rows, there, columns, c, h, w, EVERY)
+        _store(sample, at, value, there, False)
 
 
 @triton.jit
 def _incoming(
-    one, two, y, value, scale, shift, at, there,
-    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, WHOLE: tl.constexpr,
+    one, two, y, value, scale, shift, rows, columns, at, there, c, h, w,
+    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The gradient at the input of the ReLU: of one or two users of y, where y > 0."""
     g = _load(one, at, there, WHOLE)
     if TWO:
-        g += _load(two, at, there, WHOLE)
+        if EVERY > 1:
+            at_two, there_two = _sampled(rows, there, columns, c, h, w, EVERY)
+            g += _load(two, at_two, there_two, False)
+        else:
+            g += _load(two, at, there, WHOLE)
     if RELU:
         if KEPT:  # y holds a residual too, and can't be told from x alone
             positive = _load(y, at, there, WHOLE) > 0
@@ -155,8 +175,8 @@ def _incoming(
 
 @triton.jit
 def slopes(
-    one, two, x, y, sent, mean, rstd, weight, bias, partial, counters, grad_bias, grad_weight, m, c, chunk,
-    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr,
+    one, two, x, y, sent, mean, rstd, weight, bias, partial, counters, grad_bias, grad_weight, m, c, h, w, chunk,
+    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr, EVERY: tl.constexpr,
     WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """Sums of g and of g xhat, the gradients of bias and weight; g is written where a residual branch waits for it.
@@ -179,7 +199,9 @@ def slopes(
         there = (rows < last)[:, None] & inside[None, :]
         at = rows.to(tl.int64)[:, None] * c + columns[None, :]
         value = _load(x, at, there, WHOLE)
-        g = _incoming(one, two, y, value, scale, shift, at, there, TWO, RELU, KEPT, WHOLE)
+        g = _incoming(
+            one, two, y, value, scale, shift, rows, columns, at, there, c, h, w, TWO, RELU, KEPT, EVERY, WHOLE
+        )
         if SENT:
             _store(sent, at, g, there, WHOLE)
         total += g
@@ -201,8 +223,8 @@ def slopes(
 
 @triton.jit
 def apply_gradient(
-    one, two, x, grad, mean, rstd, weight, bias, grad_bias, grad_weight, m, c,
-    TWO: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    one, two, x, grad, mean, rstd, weight, bias, grad_bias, grad_weight, m, c, h, w,
+    TWO: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx = w rstd (g - mean(g) - xhat mean(g xhat))."""
     rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
@@ -215,7 +237,7 @@ def apply_gradient(
     scale = tl.load(weight + columns, mask=inside, other=0.0) * factor
     shift = tl.load(bias + columns, mask=inside, other=0.0) - centre * scale
     value = _load(x, at, there, WHOLE)
-    g = _incoming(one, two, x, value, scale, shift, at, there, TWO, RELU, False, WHOLE)
+    g = _incoming(one, two, x, value, scale, shift, rows, columns, at, there, c, h, w, TWO, RELU, False, EVERY, WHOLE)
     level = tl.load(grad_bias + columns, mask=inside, other=0.0) / m
     slope = tl.load(grad_weight + columns, mask=inside, other=0.0) / m * factor
     result = scale[None, :] * (g - level[None, :] - (value - centre[None, :]) * slope[None, :])

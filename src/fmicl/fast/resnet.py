@@ -9,12 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.fast.streams import convolve, join
+from fmicl.fast.narrow import narrow
 
 __all__ = ["on_gpu", "plain_norm", "speed_up", "suits"]
-
-BESIDE = True
-"""Whether weight gradients are computed on a stream of their own."""
 
 
 def suits(model: nn.Module) -> bool:
@@ -53,43 +50,72 @@ def _forward(model: Any, usual: Any, images: Tensor) -> Tensor:
     from fmicl.fast.norm import normalise
     from fmicl.fast.stem import convolve_images, suits_stem
 
-    maps = convolve_images(model.conv1, images) if suits_stem(model.conv1, images) else model.conv1(images)
-    if BESIDE and maps.is_cuda:
-        maps = join(maps)
-    pair = normalise(model.bn1, maps)
-    if not isinstance(model.maxpool, nn.Identity):
-        pooled = model.maxpool(pair[0])
-        pair = (pooled, pooled)
-    for block in _blocks(model):
-        pair = _block(block, *pair)
+    stem = suits_stem(model.conv1, images)
+    convs = [
+        module for module in model.modules() if isinstance(module, nn.Conv2d) and not (stem and module is model.conv1)
+    ]
+    convolve = _Convolutions(convs, images.device)
+    blocks = _blocks(model)
+    every = [_every(block) for block in blocks] + [1]
+    maps = convolve_images(model.conv1, images) if stem else convolve(model.conv1, images)
+    if isinstance(model.maxpool, nn.Identity):
+        pair = normalise(model.bn1, maps, every=every[0])
+    else:
+        pooled = model.maxpool(normalise(model.bn1, maps)[0])
+        pair = (pooled, pooled[:, :, :: every[0], :: every[0]])
+    for block, next_every in zip(blocks, every[1:], strict=True):
+        pair = _block(block, convolve, *pair, next_every)
     features: Tensor = model.forward_head(pair[0])
     return features
 
 
-def _block(block: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """One block on an activation that comes twice, for its two branches: so that their gradients come apart."""
+class _Convolutions:
+    """Convolutions with their weights in the type that autocast wants, converted all at once."""
+
+    def __init__(self, convs: list[nn.Conv2d], device: torch.device) -> None:
+        self.weights = dict(zip(convs, narrow([conv.weight for conv in convs], device), strict=True))
+
+    def __call__(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        result: Tensor = conv._conv_forward(x, self.weights[conv], conv.bias)
+        return result
+
+    def of_pixels(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """Of 1x1 and with a stride, on the pixels that it looks at."""
+        return F.conv2d(x, self.weights[conv], conv.bias)
+
+
+def _block(block: Any, convolve: _Convolutions, x: Tensor, residual: Tensor, every: int) -> tuple[Tensor, Tensor]:
+    """One block on an activation that comes twice, for its two branches: so that their gradients come apart.
+
+    Args:
+        block: of timm.
+        convolve: what convolves.
+        x: the activation.
+        residual: the same; or those pixels of it that the block's shortcut looks at, see `_every`.
+        every: of the next block.
+    """
     from fmicl.fast.norm import normalise
 
-    y, _ = normalise(block.bn1, _convolve(block.conv1, x))
+    y, _ = normalise(block.bn1, convolve(block.conv1, x))
     if hasattr(block, "conv3"):
-        y, _ = normalise(block.bn2, _convolve(block.conv2, y))
+        y, _ = normalise(block.bn2, convolve(block.conv2, y))
         last, norm = block.conv3, block.bn3
     else:
         last, norm = block.conv2, block.bn2
     if block.downsample is not None:
-        residual, _ = normalise(block.downsample[1], _convolve(block.downsample[0], residual), relu=False)
-    return normalise(norm, _convolve(last, y), residual)
+        conv = block.downsample[0]
+        shortcut = convolve.of_pixels(conv, residual) if _every(block) > 1 else convolve(conv, residual)
+        residual, _ = normalise(block.downsample[1], shortcut, relu=False)
+    return normalise(norm, convolve(last, y), residual, every=every)
 
 
-def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    if conv.kernel_size == (1, 1) and conv.stride != (1, 1) and conv.padding == (0, 0):
-        # The pixels that a 1x1 convolution looks at, first: cuDNN's own way with strides took longer.
-        x = x[:, :, :: conv.stride[0], :: conv.stride[1]].contiguous(memory_format=torch.channels_last)
-        return F.conv2d(x, conv.weight)
-    if BESIDE and x.is_cuda and conv.groups == 1 and conv.bias is None and conv.dilation == (1, 1):
-        return convolve(conv, x)
-    result: Tensor = conv(x)
-    return result
+def _every(block: Any) -> int:
+    """Of how many pixels in a row the shortcut of a block looks at one: its stride, if it is of 1x1."""
+    if block.downsample is None:
+        return 1
+    conv = block.downsample[0]
+    plain = conv.kernel_size == (1, 1) and conv.padding == (0, 0) and conv.groups == 1
+    return int(conv.stride[0]) if plain and conv.stride[0] == conv.stride[1] else 1
 
 
 def on_gpu(images: Tensor) -> bool:

@@ -22,7 +22,7 @@ _LARGEST_BLOCK = 64  # columns of a tile: 128 bytes in bfloat16
 _ROWS = 128  # of a tile that is applied
 _SUMMED = 64  # of a tile that is added up
 _JOINED = 64  # chunks that are joined at a time
-_PROGRAMS = 2  # that add up rows on a processor
+_FORWARD, _BACKWARD = 4, 2  # programs that add up rows on a processor: as many as its registers hold
 _COUNTERS: dict[torch.device, Tensor] = {}
 
 
@@ -76,7 +76,7 @@ class _Normalise(torch.autograd.Function):
         c = x.shape[1]
         m = x.numel() // c
         block = _block(c)
-        chunk, parts = _chunks(m, c, block, x.device)
+        chunk, parts = _chunks(m, c, block, x.device, _FORWARD)
         partial = torch.empty(2, parts, c, dtype=torch.float32, device=x.device)
         mean, rstd = torch.empty(2, c, dtype=torch.float32, device=x.device).unbind()
         columns = -(-c // block)
@@ -113,7 +113,7 @@ class _Normalise(torch.autograd.Function):
         m = x.numel() // c
         block = _block(c)
         columns = -(-c // block)
-        chunk, parts = _chunks(m, c, block, x.device)
+        chunk, parts = _chunks(m, c, block, x.device, _BACKWARD)
         partial = torch.empty(2, parts, c, dtype=torch.float32, device=x.device)
         sums = torch.empty(2, c, dtype=torch.float32, device=x.device)
         several = len(given) > 1
@@ -157,9 +157,9 @@ def _block(c: int) -> int:
     return min(_LARGEST_BLOCK, max(16, 1 << (c - 1).bit_length()))
 
 
-def _chunks(m: int, c: int, block: int, place: torch.device) -> tuple[int, int]:
+def _chunks(m: int, c: int, block: int, place: torch.device, on_each: int) -> tuple[int, int]:
     """Rows that one program adds up, whole tiles of them, and how many such chunks there are."""
-    programs = max(1, _PROGRAMS * processors(place) // -(-c // block))
+    programs = max(1, on_each * processors(place) // -(-c // block))
     chunk = -(-m // (programs * _SUMMED)) * _SUMMED
     return chunk, -(-m // chunk)
 

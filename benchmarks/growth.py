@@ -111,6 +111,8 @@ def join(files: list[Data]) -> list[Data]:
         if any(one["versions"][name] != other["versions"][name] for name in common):
             raise ValueError(f"two files of {other['device']} differ in versions and can't be put together")
         one["versions"] |= other["versions"]
+        if data.get("sustained"):
+            first["sustained"] = data["sustained"]
         one.setdefault("later", []).append({key: other[key] for key in ("date", "commit", "command")})
         places = {_cell_key(cell): place for place, cell in enumerate(first["cells"])}
         for cell in data["cells"]:

@@ -45,6 +45,7 @@ ERRORS = {
     "cuda": ("ours, triton fast", "ours, triton high", "ours, reference (dense)", "dense, bf16 autocast"),
     "cpu": ("ours, tiled", "ours, reference (dense)"),
 }
+LONG = 1e14  # N^2 d from which a GPU's clock and power are on record with the time
 LONGEST = {"cuda": 8.0, "cpu": 90.0}  # seconds of a single step above which it is not run
 PATIENCE = 100.0  # seconds without an answer after which a cell is given up: compilers take their time
 
@@ -96,7 +97,8 @@ def free_memory(device: str) -> int:
 def run_job(job: Job, settings: dict[str, Any]) -> Cell:
     device, quick = settings["device"], settings["quick"]
     if job["kind"] == "rate":
-        return {"status": "ok", "rate": measure.matmul_rate(device, quick)}
+        rate = {"rate": measure.matmul_rate(device, quick)}
+        return {"status": "ok", **rate, **(measure.sustained_rate(2.0) if device == "cuda" and not quick else {})}
     row = ROWS[job["setting"], job["name"]]
     n, d = job["n"], job["d"]
     needed = 4 * (row.dense + row.cubic * n) * n * n
@@ -115,7 +117,9 @@ def times(row: Row, n: int, d: int, columns: int | None, settings: dict[str, Any
     if columns is not None and columns != n:
         y = measure.inputs(columns, d, device, dtype)[1]
     step = row.make(x, y)
-    return {"status": "ok", **measure.measure(step, (x, y), settings["time_limit"])}
+    with measure.watched(device == "cuda" and n * n * d >= LONG) as seen:
+        found = measure.measure(step, (x, y), settings["time_limit"])
+    return {"status": "ok", **found, **seen}
 
 
 def errors(row: Row, n: int, d: int, columns: int | None, settings: dict[str, Any]) -> Cell:  # noqa: ARG001
@@ -338,6 +342,7 @@ def main() -> None:
             cell = worker.run(job)
         if job["kind"] == "rate":
             data["rate"] = cell.get("rate")
+            data["sustained"] = {key: value for key, value in cell.items() if key not in ("status", "rate")}
         else:
             row = ROWS[job["setting"], job["name"]]
             work_done = operations(job["setting"], job["name"], job["n"], job["d"], job.get("columns"))

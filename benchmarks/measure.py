@@ -10,21 +10,24 @@ peak. On the CPU it is the peak of the resident set of a process that has done n
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import statistics
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-__all__ = ["Step", "inputs", "kl_errors", "matmul_rate", "measure"]
+__all__ = ["Step", "inputs", "kl_errors", "matmul_rate", "measure", "sustained_rate", "watched"]
 
 Step = Callable[[], Tensor]
 """Computes a loss and leaves its gradient in the leaves; returns the loss."""
 
 MATMUL = {"cuda": (8192, torch.bfloat16), "cpu": (4096, torch.float32)}
+POWER_LIMIT = 0x4  # the bit of nvidia-smi's reasons that says so
 AHEAD = 4_000_000  # GPU cycles (about 2 ms) that Python gets as a head start
 
 
@@ -150,6 +153,62 @@ def matmul_rate(device: str, quick: bool = False) -> float:
         step()
     times = _events(step, (a,), 50) if device == "cuda" else [_once(step, (a,)) for _ in range(7)]
     return 2 * size**3 / statistics.median(times)
+
+
+def sustained_rate(seconds: float) -> dict[str, float]:
+    """Rate of the same product when a GPU does nothing else for a while, with its clock and power meanwhile.
+
+    A GPU that is at its power limit lowers its clock, which takes longer than the few products of `matmul_rate`.
+    """
+    size, dtype = MATMUL["cuda"]
+    a, b = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    products = 0
+    with watched() as seen:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            for _ in range(50):
+                torch.mm(a, b, out=out)
+            torch.cuda.synchronize()
+            products += 50
+        spent = time.perf_counter() - start
+    return {"sustained_rate": 2 * size**3 * products / spent, **seen}
+
+
+@contextlib.contextmanager
+def watched(on: bool = True) -> Iterator[dict[str, float]]:
+    """Clock and power of the GPU meanwhile, asked of nvidia-smi ten times a second: filled in at the end.
+
+    clock_mhz and power_w are medians, and power_limited is the share of looks at which the driver said that the power
+    limit holds the clock down. It stays empty where it is not wanted, where there is no nvidia-smi, or too little time.
+    """
+    found: dict[str, float] = {}
+    asked = "clocks.sm,power.draw,clocks_event_reasons.active"
+    command = ["nvidia-smi", f"--query-gpu={asked}", "--format=csv,noheader,nounits", "-i", "0", "-lms", "100"]
+    try:
+        watcher = (
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) if on else None
+        )
+    except OSError:
+        watcher = None
+    if watcher is None:
+        yield found
+        return
+    try:
+        yield found
+    finally:
+        watcher.terminate()
+        lines = [line.split(",") for line in watcher.communicate()[0].splitlines()]
+    looks: list[tuple[float, float, bool]] = []
+    for line in lines:
+        with contextlib.suppress(ValueError):  # a line that was cut off, or a value that this GPU doesn't tell
+            clock, power, reasons = line
+            looks.append((float(clock), float(power), bool(int(reasons, 16) & POWER_LIMIT)))
+    if looks:
+        clocks, powers, limited = zip(*looks, strict=True)
+        found["clock_mhz"], found["power_w"] = statistics.median(clocks), statistics.median(powers)
+        found["power_limited"] = round(sum(limited) / len(limited), 2)
 
 
 def kl_errors(

@@ -52,8 +52,20 @@ def summary(data: dict[str, Any]) -> str:
         f"{machine['name']}{threads}; {machine['dtype']} inputs; {versions}. Measured {machine['date']} at commit "
         f"{machine['commit']} by `{machine['command']}`{_later(machine)}. "
         f"Matrix rate in the same run ({machine['dtype']}, {size}): "
-        f"{rate}."
+        f"{rate}{_sustained(data)}."
     )
+
+
+def _sustained(data: dict[str, Any]) -> str:
+    """What is left of the rate after two seconds, and what holds it down."""
+    seen = data.get("sustained") or {}
+    if "sustained_rate" not in seen:
+        return ""
+    text = f"; {seen['sustained_rate'] / 1e12:.3g} over two seconds of nothing else"
+    if "clock_mhz" in seen:
+        limited = ", held down by its power limit" if seen["power_limited"] > 0.5 else ""
+        text += f", at {seen['clock_mhz']:,.0f} MHz and {seen['power_w']:.0f} W{limited}"
+    return text
 
 
 def _is(cell: Cell, setting: str) -> bool:

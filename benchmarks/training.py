@@ -1,7 +1,7 @@
 """Where a training step goes: time of its parts, time of an epoch, memory, and the kernels that take longest.
 
     python benchmarks/training.py --json results/training-h200.json             # the recipe cifar10 on random pictures
-    python benchmarks/training.py --set method=moco objective=infonce --kernels kernels.txt
+    python benchmarks/training.py --set method=moco objective=infonce --kernels kernels.txt --timeline step.txt
 
 The parts are timed one by one on the device (CUDA events, median), the step as a whole by the clock, over many steps;
 neither sees the data's content, so random pictures do. The epoch of a real run is in its metrics.csv.
@@ -17,6 +17,7 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -26,6 +27,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import measure  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -160,17 +162,38 @@ class Bench:
 
     def kernels(self, steps: int = 5) -> list[tuple[float, float, str]]:
         """(milliseconds a step, times a step, name) of each kernel, the longest first."""
+        found: dict[str, list[float]] = {}
+        for _, duration, name in self._traced(steps):
+            found.setdefault(name, []).append(duration)
+        rows = [(sum(durations) / steps / 1e3, len(durations) / steps, name) for name, durations in found.items()]
+        return sorted(rows, reverse=True)
+
+    def timeline(self) -> list[tuple[float, float, float, str]]:
+        """(start, idle before it, duration, name) of each kernel of one step in order, in microseconds."""
+        events = self._traced(3)
+        length = len(events) // 3  # a step is like the other, and the one in the middle has others around it
+        before, step = events[:length], events[length : 2 * length]
+        end = max((begin + duration for begin, duration, _ in before), default=0.0)
+        rows = []
+        for begin, duration, name in step:
+            rows.append((begin - step[0][0], max(0.0, begin - end), duration, name))
+            end = max(end, begin + duration)
+        return rows
+
+    def _traced(self, steps: int) -> list[tuple[float, float, str]]:
+        """(start, duration, name) of all that a GPU does in some steps, in microseconds and in order."""
         from torch.profiler import ProfilerActivity, profile
 
-        with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
             for _ in range(steps):
                 self.step(next(self.batches))
             self.synchronise()
-        on_device = [
-            event for event in seen.key_averages() if str(event.device_type).endswith("CUDA") and "#" not in event.key
-        ]
-        rows = [(e.self_device_time_total / steps / 1e3, e.count / steps, e.key) for e in on_device]
-        return sorted(rows, reverse=True)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "trace.json"
+            seen.export_chrome_trace(str(path))
+            events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        kinds = ("kernel", "gpu_memcpy", "gpu_memset")
+        return sorted((event["ts"], event["dur"], event["name"]) for event in events if event.get("cat") in kinds)
 
 
 def arguments() -> argparse.Namespace:
@@ -181,6 +204,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--kernels", type=Path, help="file to write the kernels to, the longest first")
+    parser.add_argument("--timeline", type=Path, help="file to write the kernels of one step to, in order")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     parser.add_argument("--readme", action="store_true", help="put the table of all results/training-*.json there")
     parser.add_argument("--commit", default="unknown", help="of the tree")
@@ -227,7 +251,8 @@ def main() -> None:
     bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    step = bench.clock(lambda: bench.step(next(bench.batches)), options.steps)
+    with measure.watched(device.type == "cuda") as seen:
+        step = bench.clock(lambda: bench.step(next(bench.batches)), options.steps)
     views = bench.clock(lambda: next(bench.batches), options.steps)
     fixed = next(bench.batches)
     found: dict[str, Any] = {
@@ -239,6 +264,7 @@ def main() -> None:
         "recipe": options.recipe,
         "settings": options.set,
         "step_ms": round(step, 3),
+        **seen,
         "step_without_views_ms": round(bench.clock(lambda: bench.step(fixed), options.steps), 3),
         "epoch_s": round(step * len(bench.stream) / 1e3, 3),
         "parts_ms": bench.parts(max(5, options.steps // 5)),
@@ -252,6 +278,12 @@ def main() -> None:
         found["kernels_ms"] = round(sum(row[0] for row in rows), 3)
         lines = (f"{ms:.4f} ms  {count:6.1f} x  {name[:150]}" for ms, count, name in rows)
         options.kernels.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if options.timeline is not None:
+        shown = (
+            f"{start:9.1f}  {idle:6.1f}  {took:7.1f}  {name[:120]}" for start, idle, took, name in bench.timeline()
+        )
+        head = "microseconds: start, nothing running before it, duration; kernel"
+        options.timeline.write_text("\n".join([head, *shown]) + "\n", encoding="utf-8")
     text = json.dumps(found, indent=1)
     print(text)
     if options.json is not None:

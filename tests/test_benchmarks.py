@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -200,6 +201,55 @@ def test_a_step_is_timed_in_its_parts() -> None:
     parts = bench.parts(1)
     assert set(parts) == {"views", "forward and loss", "loss", "backward", "optimiser"}
     assert parts["forward and loss"] > parts["loss"] > 0
+
+
+def test_kernels_of_a_step_are_added_up_and_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of two kernels; a name may hold anything, as that of a lambda in C++ does."""
+    training = module("training")
+    copy = "copy<{lambda(int)#1}>"
+    events = [(10.0 * k + start, took, name) for k in range(3) for start, took, name in ((0, 4, "a"), (5, 2, copy))]
+    bench = object.__new__(training.Bench)
+    monkeypatch.setattr(bench, "_traced", lambda steps: events[: 2 * steps], raising=False)
+    assert bench.kernels(3) == [(0.004, 1.0, "a"), (0.002, 1.0, copy)]
+    assert bench.timeline() == [(0.0, 3.0, 4, "a"), (5.0, 1.0, 2, copy)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["1980, 600.5, 0x0000000000000000", "1900, 690, 0x0000000000000004", "1900, 6"], (1940, 645.25, 0.5)),
+        (["[N/A], [N/A], [N/A]"], None),
+    ],
+)
+def test_clock_and_power_are_medians_of_what_the_driver_says(
+    lines: list[str], expected: tuple[float, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = module("measure")
+    ready = tmp_path / "ready"
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"touch {ready}\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with measure.watched() as seen:
+        deadline = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert seen == (
+        {} if expected is None else dict(zip(("clock_mhz", "power_w", "power_limited"), expected, strict=True))
+    )
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with measure.watched() as unseen:
+        pass
+    assert unseen == {}
+
+
+def test_the_summary_says_what_holds_the_rate_down() -> None:
+    tables = module("tables")
+    seen = {"sustained_rate": 7.1e14, "clock_mhz": 1500.0, "power_w": 699.0, "power_limited": 0.9}
+    text = tables._sustained({"sustained": seen})
+    assert text == "; 710 over two seconds of nothing else, at 1,500 MHz and 699 W, held down by its power limit"
+    assert tables._sustained({"sustained": {"sustained_rate": 7.1e14}}).endswith("nothing else")
+    assert tables._sustained({}) == ""
 
 
 def test_cells_that_were_measured_again_are_the_newest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 from typing import Any
 
 import pytest
@@ -10,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.fast import record, speed_up, suits
+from fmicl.fast import record, speed_up, speed_up_head, suits
+from fmicl.fast.narrow import narrow
 from fmicl.fast.norm import normalise
 from fmicl.fast.stem import convolve_images, suits_stem
-from fmicl.models import build_encoder
+from fmicl.models import build_encoder, projection_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -38,10 +40,18 @@ def close(seen: Tensor | None, expected: Tensor | None) -> None:
     torch.testing.assert_close(seen, expected, atol=2e-5 * float(expected.detach().abs().max()), rtol=1e-4)
 
 
+def fewer(maps: Tensor, every: int) -> Tensor:
+    return maps[:, :, ::every, ::every] if maps.ndim == 4 else maps
+
+
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("shape", [(4, 64, 8, 16), (3, 20, 5, 7), (6, 100, 1, 2), (256, 16)])
-def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], relu: bool, residual: bool) -> None:
+@pytest.mark.parametrize(
+    ("shape", "every"),
+    [((4, 64, 8, 16), 1), ((4, 64, 8, 16), 2), ((3, 20, 5, 7), 1), ((3, 20, 5, 7), 2), ((3, 20, 5, 7), 3),
+     ((6, 100, 1, 2), 2), ((256, 16), 1)],
+)  # fmt: skip
+def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], every: int, relu: bool, residual: bool) -> None:
     """Two users of the result send their gradients apart; statistics move and parameters learn as they always do."""
     kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
     ours, theirs = norm_of(shape[1], kind), norm_of(shape[1], kind)
@@ -50,12 +60,14 @@ def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], relu: bo
     values[0] += 30  # a mean far from 0 must not cost digits of the variance
     x, skip = (value.clone().requires_grad_() for value in values[:2])
     a, b = (value.clone().requires_grad_() for value in values[:2])
-    one, two = normalise(ours, x, skip if residual else None, relu=relu)
+    one, two = normalise(ours, x, skip if residual else None, relu=relu, every=every)
     expected = theirs(a) + b if residual else theirs(a)
     expected = F.relu(expected) if relu else expected
     close(one, expected)
-    ((one * values[2]).sum() + (two * values[3]).sum()).backward()
-    (expected * (values[2] + values[3])).sum().backward()
+    close(two, fewer(expected, every))
+    factor = fewer(values[3], every)
+    ((one * values[2]).sum() + (two * factor).sum()).backward()
+    ((expected * values[2]).sum() + (fewer(expected, every) * factor).sum()).backward()
     close(x.grad, a.grad)
     if residual:
         close(skip.grad, b.grad)
@@ -65,12 +77,16 @@ def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], relu: bo
         torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-4)
 
 
-def test_a_result_that_nobody_uses_sends_nothing() -> None:
-    x = torch.randn(4, 16, device=DEVICE, requires_grad=True)
-    one, _ = normalise(norm_of(16, nn.BatchNorm1d), x)
-    one.sum().backward()
-    assert x.grad is not None
-    assert bool(x.grad.isfinite().all())
+@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_result_that_nobody_uses_sends_nothing(used: int, every: int) -> None:
+    norm = norm_of(16)
+    x, a = (torch.randn(4, 16, 3, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE) for _ in range(2))
+    result = normalise(norm, x.requires_grad_(), every=every)[used]
+    result.square().sum().backward()
+    expected = F.relu(norm_of(16)(a.requires_grad_()))
+    (expected[:, :, ::every, ::every] if used else expected).square().sum().backward()
+    close(x.grad, a.grad)
 
 
 @pytest.mark.parametrize(("kernel", "stride", "padding", "channels"), [(3, 1, 1, 3), (3, 2, 1, 3), (5, 2, 0, 1)])
@@ -124,6 +140,46 @@ def test_a_resnet_computes_what_it_did(name: str) -> None:
     torch.testing.assert_close(faster.eval()(images), usual.eval()(images), rtol=1e-3, atol=1e-3)
 
 
+def test_a_resnet_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights go there and their gradients back all at once, and nothing else is different."""
+    if DEVICE.type == "cpu":  # Triton's interpreter can't multiply matrices of bfloat16
+        monkeypatch.setattr("fmicl.fast.stem.suits_stem", lambda *_: False)
+    torch.manual_seed(0)
+    usual = build_encoder("resnet18", size=8, stem="small").to(DEVICE).train()
+    for module in usual.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)  # no branch starts at 0, where gradients would be
+    faster, exact = copy.deepcopy(usual), copy.deepcopy(usual)
+    speed_up(faster)
+    images = torch.randn(8, 3, 8, 8, device=DEVICE)
+    gradient = torch.randn(8, 512, device=DEVICE)
+    exact(images).backward(gradient)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        usual(images).backward(gradient)
+        faster(images).backward(gradient)
+
+    def far(network: nn.Module) -> list[float]:
+        pairs = zip(network.parameters(), exact.parameters(), strict=True)
+        return [float((mine.grad - theirs.grad).norm() / theirs.grad.norm()) for mine, theirs in pairs]  # type: ignore[union-attr, operator]
+
+    assert {parameter.grad.dtype for parameter in faster.parameters()} == {torch.float32}  # type: ignore[union-attr]
+    assert statistics.median(far(faster)) <= 1.2 * statistics.median(far(usual))
+
+
+def test_narrow_weights_keep_their_strides_and_their_gradients() -> None:
+    weights = [torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.randn(5, 4, 1, 1)]
+    leaves = [weight.to(DEVICE).requires_grad_() for weight in weights]
+    assert narrow(leaves, DEVICE) == leaves, "without autocast there is nothing to do"
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        halves = narrow(leaves, DEVICE)
+    for half, leaf in zip(halves, leaves, strict=True):
+        assert half.stride() == leaf.stride()
+        torch.testing.assert_close(half, leaf.bfloat16(), rtol=0, atol=0)
+    (halves[0] * 3).sum().backward()
+    torch.testing.assert_close(leaves[0].grad, torch.full_like(leaves[0], 3))
+    assert leaves[1].grad is None
+
+
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")
 def test_a_recorded_step_is_the_step() -> None:
     torch.manual_seed(0)
@@ -149,3 +205,23 @@ def test_a_recorded_step_is_the_step() -> None:
     torch.testing.assert_close(network.state_dict(), other.state_dict())
     shorter = recorded(inputs[0][0][:5], inputs[0][1][:5])
     assert shorter[1].shape == (5, 4), "other shapes run as they always do"
+
+
+@pytest.mark.parametrize("last_norm", [False, True])
+def test_a_head_computes_what_it_did(last_norm: bool) -> None:
+    torch.manual_seed(0)
+    usual = projection_head(12, 40, 6, last_norm=last_norm).to(DEVICE).train()
+    faster = copy.deepcopy(usual)
+    assert speed_up_head(faster)
+    x = torch.randn(16, 12, device=DEVICE)
+    expected, seen = usual(x), faster(x)
+    close(seen, expected)
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    seen.backward(gradient)
+    for mine, theirs in zip(faster.parameters(), usual.parameters(), strict=True):
+        close(mine.grad, theirs.grad)
+    for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
+        torch.testing.assert_close(moved, as_usual)
+    close(faster.eval()(x), usual.eval()(x))
+    assert list(faster.state_dict()) == list(usual.state_dict())

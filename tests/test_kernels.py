@@ -12,8 +12,10 @@ import fmicl
 from fmicl import kernels
 from fmicl.kernels import Kernel, PairFunction, Square, reference, tiled
 from fmicl.kernels.columns import World
+from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend, interpreting
+from fmicl.pairs import normalise
 from fmicl.shift import ShiftedCritic
 
 F64 = torch.float64
@@ -106,6 +108,30 @@ class TestPairs:
         total, none = backend.pair_symmetric(x, function, False)
         assert none is None
         assert float(total) == pytest.approx(float(dense(x, None, function, 0)[0]), rel=tolerance, abs=tolerance)
+
+    @needs_triton
+    @pytest.mark.parametrize("fast", [False, True])
+    @pytest.mark.parametrize("d", [40, 300])
+    @pytest.mark.parametrize("skip", [None, 0, -7])
+    def test_triton_gradients_of_both_sides(
+        self, skip: int | None, d: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """In a pass each, and for large d from one buffer of slopes, over one tile or several."""
+        monkeypatch.setattr("fmicl.kernels.triton._SIDE", 256)
+        backend, tolerance = TritonBackend(fast), 1e-2 if fast else 2e-5
+        x, other = rows(300, d), rows(150, d, 1)
+        exact = [value.double().requires_grad_() for value in (x, other)]
+        wanted = reference.pair_sum(exact[0], exact[1], FUNCTIONS["vlc"], skip)
+        total, *gradients = backend.pair_both(x, other, FUNCTIONS["vlc"], skip)
+        assert float(total) == pytest.approx(float(wanted.detach()), rel=tolerance)
+        for seen, true in zip(gradients, torch.autograd.grad(wanted, exact), strict=True):
+            assert float((seen.double() - true).norm()) <= tolerance * float(true.norm())
+        values = reference.row_logsumexp(exact[0], exact[1], 4.0, skip)
+        weights = torch.linspace(-1, 1, len(x), dtype=torch.float64)
+        own = Normaliser(values.detach().float(), weights.float())
+        by_rows = backend.logsumexp_both(x, other, 4.0, skip, own)
+        for seen, true in zip(by_rows, torch.autograd.grad(values, exact, weights), strict=True):
+            assert float((seen.double() - true).norm()) <= tolerance * float(true.norm())
 
     @pytest.mark.parametrize("gamma", [1.0, 20.0])
     def test_float32_is_as_good_as_dense_float32(self, gamma: float) -> None:
@@ -290,3 +316,45 @@ def test_what_is_left_of_a_loss_near_zero(half: bool) -> None:
     assert leaf.grad is not None
     assert exact.grad is not None
     assert float((leaf.grad.double() - exact.grad).norm()) < 1e-5
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("n", "d"), [(5, 3), (40, 24), (3, 300)])
+def test_onto_the_sphere_and_back(n: int, d: int, dtype: torch.dtype) -> None:
+    """Unit rows, distances and gradients are those of plain operations; zeros, tiny and huge rows included."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, d, generator=generator).to(dtype) for _ in range(2))
+    x[0], y[1] = 0.0, 0.0
+    x[2], y[2] = 1e-30 * x[2], 1e30 * y[2]
+    given = [value.clone().requires_grad_() for value in (x, y)]
+    plain = [value.double().requires_grad_() for value in (x, y)]
+    seen = kernels.onto_sphere(given[0], given[1])
+    unit = [normalise(value) for value in plain]
+    expected = (*unit, (unit[0] - unit[1]).square().sum(dim=-1))
+    for mine, theirs in zip(seen, expected, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-6)
+    weights = [torch.randn(value.shape, generator=generator) for value in seen]
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
+    for used in ((0, 1, 2), (0,), (2,)):
+        found = torch.autograd.grad([seen[i] for i in used], given, [weights[i] for i in used], retain_graph=True)
+        true = torch.autograd.grad(
+            [expected[i] for i in used], plain, [weights[i].double() for i in used],
+            retain_graph=True, materialize_grads=True,
+        )  # fmt: skip
+        for value, one, other in zip((x, y), found, true, strict=True):
+            length = value.double().norm(dim=1, keepdim=True)  # rows of 1e-30 have gradients of 1e30
+            length = torch.where(length > 0, length, 1.0)
+            torch.testing.assert_close(one.double() * length, other * length, rtol=tolerance, atol=3 * tolerance)
+
+
+@needs_triton
+def test_a_loss_by_way_of_the_kernel_can_be_differentiated_twice() -> None:
+    x, y = (value.clone().requires_grad_() for value in (3 * rows(6, 4), 2 * rows(6, 4, 1)))
+    second = []
+    for kernel in ("triton", "reference"):
+        value = fmicl.FMICLLoss("js", kernel=kernel, precision="high")(x, y)
+        (slope,) = torch.autograd.grad(value, x, create_graph=True)
+        second.append(torch.autograd.grad(slope.square().sum(), (x, y)))
+    for mine, theirs in zip(*second, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)

@@ -22,10 +22,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fmicl import AlignUniformLoss, FMICLLoss, divergence, processes, runs, training
-from fmicl.callbacks import Guard, NonFiniteError, Recorder
+from fmicl.callbacks import Guard, NonFiniteError, Recorder, _OnItsWay
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
 from fmicl.methods import METHODS, Method
+from fmicl.models import build_encoder
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, load_splits
@@ -451,8 +452,18 @@ def test_only_the_last_room_imports_from_the_last_room() -> None:
             assert not last & set(names), path
 
 
+def test_a_guard_that_looks_later_names_the_batch_that_broke() -> None:
+    method = training.build_method(digits(), build_encoder("resnet18", size=8, channels=1), 10)
+    guard = Guard("an objective")
+    for batch, loss in enumerate([1.0, 2.0, math.nan, 3.0], start=1):
+        guard._unseen.append((method, batch, _OnItsWay(torch.tensor(loss))))
+    guard.look(but=2)
+    with pytest.raises(NonFiniteError, match=r"the loss is nan at step 3 \(batch 3\); objective: an objective"):
+        guard.look()
+
+
 def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Guard, "look", lambda _: None)  # as if the loss had been finite
+    monkeypatch.setattr(Guard, "look", lambda *_, **__: None)  # as if the loss had been finite
     monkeypatch.setattr(training, "build_objective", lambda _: Breaks())
     with pytest.raises(NonFiniteError, match="a weight is not finite"):
         train(digits(checkpoint_steps=1), out=tmp_path / "run")

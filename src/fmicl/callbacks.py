@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -36,6 +37,9 @@ COLUMNS = (
 )  # fmt: skip
 COLLAPSED = 1.5
 """Below this effective rank all embeddings lie about on one line through the origin."""
+AHEAD = 4
+"""Batches that may be asked of a GPU before the first one's loss is looked at: what holds Python up for less than they
+take, a file to be written, say, does not hold up the GPU."""
 SHORTEST_INTERVAL = 30.0
 """Seconds between two checkpoints at ends of epochs, so that short epochs don't spend their time writing."""
 
@@ -51,6 +55,10 @@ class _OnItsWay:
             self.event.record()
         else:
             self.copy = value.detach().cpu()
+
+    def there(self) -> bool:
+        """Whether nobody would wait."""
+        return self.event is None or self.event.query()
 
     def wait(self) -> Tensor:
         """The copy, once it is there."""
@@ -87,8 +95,8 @@ class RemainingBatches:
 class Guard(Callback):
     """Stop the run when the loss is not finite.
 
-    On a CPU this is before the step; on a GPU it is one batch later, for to look at a number sooner would make the
-    device wait. A checkpoint is only written after all losses up to it were looked at.
+    On a CPU this is before the step; on a GPU it is some batches later (`AHEAD`), for to look at a number sooner would
+    make the device wait. A checkpoint is only written after all losses up to it were looked at.
 
     Args:
         describe: the objective's settings in words, for the message.
@@ -97,33 +105,29 @@ class Guard(Callback):
 
     def __init__(self, describe: str, checkpoint: Path | None = None) -> None:
         self.describe, self.checkpoint = describe, checkpoint
-        self._pending: tuple[Method, int, _OnItsWay] | None = None
+        self._unseen: deque[tuple[Method, int, _OnItsWay]] = deque()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Look at the loss before this one, and on a CPU at this one."""
+        """Look at an earlier loss, and on a CPU at this one."""
         assert isinstance(pl_module, Method)
-        self.look()
         # A copy: the loss of a recorded step is overwritten by the next one.
-        self._pending = (pl_module, pl_module.batches, _OnItsWay(loss.detach()))
-        if loss.device.type == "cpu":
-            self.look()
+        self._unseen.append((pl_module, pl_module.batches, _OnItsWay(loss.detach())))
+        self.look(but=AHEAD if loss.device.type == "cuda" else 0)
 
-    def look(self) -> None:
-        """Look at the loss that is still unseen.
+    def look(self, but: int = 0) -> None:
+        """Look at the losses that are still unseen, but for so many of the last ones.
 
         Raises:
-            NonFiniteError: it is not finite.
+            NonFiniteError: one of them is not finite.
         """
-        if self._pending is None:
-            return
-        method, batch, loss = self._pending
-        self._pending = None
-        value = float(loss.wait())
-        if not math.isfinite(value):
-            self.stop(method, batch, f"the loss is {value}")
+        while len(self._unseen) > but:
+            method, batch, loss = self._unseen.popleft()
+            value = float(loss.wait())
+            if not math.isfinite(value):
+                self.stop(method, batch, f"the loss is {value}")
 
     def check(self, method: Method) -> None:
-        """Look at the unseen loss and at all weights, before something is made of these.
+        """Look at the unseen losses and at all weights, before something is made of these.
 
         Raises:
             NonFiniteError: one of them is not finite.
@@ -165,7 +169,7 @@ class Recorder(Callback):
 
     columns: tuple[str, ...] = COLUMNS
     tensorboard_every = 25
-    """Batches between two points of TensorBoard: to read a loss makes a GPU wait."""
+    """Batches between two points of TensorBoard."""
 
     def __init__(
         self,
@@ -189,6 +193,7 @@ class Recorder(Callback):
         self._collapsed = False
         self._since = 0.0
         self._writer: Any = None
+        self._points: deque[tuple[int, float, _OnItsWay]] = deque()
         self._measuring = ThreadPoolExecutor(max_workers=1)
         self._row: Future[dict[str, float | None]] | None = None
 
@@ -232,13 +237,21 @@ class Recorder(Callback):
         loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
         if self._writer is not None and pl_module.batches % self.tensorboard_every == 0:
-            self._writer.add_scalar("batch/loss", float(loss), pl_module.step)
-            self._writer.add_scalar("batch/learning_rate", trainer.optimizers[0].param_groups[0]["lr"], pl_module.step)
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            self._points.append((pl_module.step, rate, _OnItsWay(loss)))
+        self._write_points(wait=False)
         if self._row is not None and self._row.done():
             self.finish_row()
         span = self._span(pl_module.batches)
         if span:
             self._end_span(trainer, pl_module, outputs, span)
+
+    def _write_points(self, *, wait: bool) -> None:
+        """Hand TensorBoard the points that have come from the GPU, or all of them."""
+        while self._points and (wait or self._points[0][2].there()):
+            step, rate, loss = self._points.popleft()
+            self._writer.add_scalar("batch/loss", float(loss.wait()), step)
+            self._writer.add_scalar("batch/learning_rate", rate, step)
 
     def _span(self, batches: int) -> int:
         """How many batches the row covers that is due after so many; 0 where none is due."""
@@ -265,7 +278,7 @@ class Recorder(Callback):
         self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
 
     def _begin_row(self, method: Method, outputs: dict[str, Tensor], loss: Tensor, learning_rate: float) -> None:
-        """Measure the last batch's embeddings: on the CPU, while a GPU goes on, which would have to wait."""
+        """Measure the last batch's embeddings and write the row: on the CPU, while a GPU goes on."""
         self.finish_row()
         epoch, step = self._epoch(method), method.step
         seconds = self.seconds + time.monotonic() - self._since
@@ -281,22 +294,23 @@ class Recorder(Callback):
                 epoch, step, float(mean), float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
                 learning_rate, quality, float(analysis.effective_rank(x)), round(seconds, 3), *summands,
             )  # fmt: skip
-            return dict(zip(self.columns, values, strict=True))
+            row = dict(zip(self.columns, values, strict=True))
+            self.rows.append(row)
+            self._write_rows()
+            for name, value in row.items():
+                if value is not None and name not in ("epoch", "step"):
+                    self._writer.add_scalar(f"epoch/{name}", value, row["step"])
+            return row
 
         self._row = self._measuring.submit(measure)
         if wanted[1].device.type != "cuda":
             self.finish_row()
 
     def finish_row(self) -> None:
-        """Write the row that is being measured, if there is one."""
+        """Wait for the row that is being measured and written, if there is one."""
         if self._row is None:
             return
         row, self._row = self._row.result(), None
-        self.rows.append(row)
-        self._write_rows()
-        for name, value in row.items():
-            if value is not None and name not in ("epoch", "step"):
-                self._writer.add_scalar(f"epoch/{name}", value, row["step"])
         assert row["effective_rank"] is not None
         self._warn_of_collapse(row["effective_rank"], row["epoch"])
 
@@ -323,6 +337,7 @@ class Recorder(Callback):
         """Write what is still to be written, and close TensorBoard."""
         if self._writer is not None:
             self.finish_row()
+            self._write_points(wait=True)
             self._writer.close()
         self._measuring.shutdown()
 

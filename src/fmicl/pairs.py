@@ -81,6 +81,7 @@ class Pairs:
         world: the processes whose rows make the batch.
         kernel: implementation of the sums over pairs.
         fast: whether bfloat16 will do.
+        distances: |x_i - y_i|^2, (N,), where they are known already.
     """
 
     x: Tensor
@@ -89,6 +90,7 @@ class Pairs:
     world: World
     kernel: Kernel
     fast: bool
+    distances: Tensor | None = None
 
     @classmethod
     def prepare(cls, x: Tensor, y: Tensor, negatives: Negatives | Tensor, **options: Unpack[Options]) -> Pairs:
@@ -117,11 +119,18 @@ class Pairs:
         fast = precision == "fast" or (precision == "auto" and half)
         as_it_is = fast and options.get("normalised", False) and all(v.dtype == torch.bfloat16 for v in named)
         widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
-        ready = named if as_it_is else [value.to(widest) for value in named]
-        if not options.get("normalised", False):
-            ready = [normalise(value) for value in ready]
+        distances = None
+        if as_it_is:
+            ready = named
+        elif options.get("normalised", False):
+            ready = [value.to(widest) for value in named]
+        elif kernels.sphere_suits(x, y, options.get("kernel", "auto")) and widest == torch.float32:
+            *ready, distances = kernels.onto_sphere(x, y)
+            ready += [normalise(value.to(widest)) for value in named[2:]]
+        else:
+            ready = [normalise(value.to(widest)) for value in named]
         blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
-        return cls(ready[0], ready[1], blocks, world, options.get("kernel", "auto"), fast)
+        return cls(ready[0], ready[1], blocks, world, options.get("kernel", "auto"), fast, distances)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -130,6 +139,8 @@ class Pairs:
 
     def squared_distances(self) -> Tensor:
         """|x_i - y_i|^2 of the two views of each sample, (N,)."""
+        if self.distances is not None:
+            return self.distances
         if self.x.dtype == self.dtype:
             return (self.x - self.y).square().sum(dim=-1)
         distances: Tensor = _SquaredDistances.apply(self.x, self.y)
@@ -141,7 +152,8 @@ class Pairs:
             block._replace(rows=block.rows.detach(), columns=None if block.columns is None else block.columns.detach())
             for block in self.blocks
         )
-        return replace(self, x=self.x.detach(), y=self.y.detach(), blocks=blocks)
+        distances = None if self.distances is None else self.distances.detach()
+        return replace(self, x=self.x.detach(), y=self.y.detach(), blocks=blocks, distances=distances)
 
     def mean_of_rows(self, values: Tensor) -> Tensor:
         """This process's share of a mean over all rows: over processes these average to that mean."""

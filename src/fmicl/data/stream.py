@@ -163,7 +163,10 @@ class ViewStream:
 
     def _arrays(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, ArraySamples)
-        order = self._order(epoch).to(self.device)
+        order = self._order(epoch)
+        if self.device.type == "cuda":  # from other memory a copy waits for all that the GPU still has to do
+            order = order.pin_memory()
+        order = order.to(self.device, non_blocking=True)
         first, second = self._makers
         for batch in range(start, len(self)):
             generator = generator_of(self.seed, epoch, batch, self.rank)

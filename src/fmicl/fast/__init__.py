@@ -5,6 +5,7 @@ in evaluation mode, or on another device, the network's own code runs.
 """
 
 from fmicl.fast.graphs import Recorded, record
+from fmicl.fast.heads import speed_up_head
 from fmicl.fast.resnet import speed_up, suits
 
-__all__ = ["Recorded", "record", "speed_up", "suits"]
+__all__ = ["Recorded", "record", "speed_up", "speed_up_head", "suits"]

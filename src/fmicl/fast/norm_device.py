@@ -5,8 +5,8 @@ A tensor of (N, H, W, C) in memory is a matrix of (M, C) here, M = N H W. With
     mean_c, var_c over the M rows,   xhat = (x - mean) / sqrt(var + eps),   y = relu(w xhat + b + skip)
 
 four passes over memory do a training step: `moments` and `apply` forward, `slopes` and `apply_gradient` backward. Each
-program adds up the rows of its own chunk, and `join_moments` and `join_slopes` add up the chunks: nothing is added
-atomically, so the same input gives the same bits.
+program adds up the rows of its own chunk, and whichever comes last adds up the chunks, always in the same order: no sum
+is atomic, so the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -32,12 +32,37 @@ def _store(pointer, at, value, there, WHOLE: tl.constexpr):
 
 
 @triton.jit
-def moments(x, partial, m, c, chunk, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr):
-    """Mean and sum of squared deviations of each chunk of rows: partial[0, p, :] and partial[1, p, :].
+def _sampled(rows, there, columns, c, h, w, EVERY: tl.constexpr):
+    """Of rows (n, i, j), where they stand in a tensor of every EVERYth i and j alone, and which of them do."""
+    i, j = rows // w % h, rows % w
+    here = (i % EVERY == 0) & (j % EVERY == 0)
+    row = (rows // (h * w) * ((h + EVERY - 1) // EVERY) + i // EVERY) * ((w + EVERY - 1) // EVERY) + j // EVERY
+    return row.to(tl.int64)[:, None] * c + columns[None, :], here[:, None] & there
 
-    Sums are taken about the chunk's first row, so that a mean far from 0 takes no digits from the variance.
+
+@triton.jit
+def _last_one(counters, place):
+    """Whether all other programs of this place have stored what they found; then the counter starts anew."""
+    tl.debug_barrier()  # of this program, all threads
+    seen = tl.atomic_add(counters + place, 1, sem="acq_rel")
+    last = seen == tl.num_programs(0) - 1
+    if last:
+        tl.atomic_xchg(counters + place, 0)
+    return last
+
+
+@triton.jit
+def moments(
+    x, partial, counters, mean, rstd, running_mean, running_var, batches, m, c, chunk, momentum, eps,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+):  # fmt: skip
+    """Mean and 1 / sqrt(var + eps) of each column; running statistics move, the batch counts.
+
+    Each program stores mean and sum of squared deviations of its chunk of rows in partial[:, p, :], and the last one
+    joins them (Chan et al., 1979). Sums are taken about the chunk's first row, so that a mean far from 0 takes no
+    digits from the variance.
     """
-    p = tl.program_id(0)
+    p, parts = tl.program_id(0), tl.num_programs(0)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = columns < c
     first = p * chunk
@@ -45,7 +70,7 @@ def moments(x, partial, m, c, chunk, WHOLE: tl.constexpr, BM: tl.constexpr, BC: 
     about = tl.load(x + first.to(tl.int64) * c + columns, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((BM, BC), tl.float32)
     squares = tl.zeros((BM, BC), tl.float32)
-    for start in tl.range(first, last, BM, num_stages=3):
+    for start in tl.range(first, last, BM, num_stages=4):
         rows = start + tl.arange(0, BM)
         there = (rows < last)[:, None] & inside[None, :]
         at = rows.to(tl.int64)[:, None] * c + columns[None, :]
@@ -58,23 +83,27 @@ def moments(x, partial, m, c, chunk, WHOLE: tl.constexpr, BM: tl.constexpr, BC: 
     shift = tl.sum(total, axis=0) / n
     spread = tl.sum(squares, axis=0) - n * shift * shift
     tl.store(partial + p * c + columns, about + shift, mask=inside)
-    tl.store(partial + (tl.num_programs(0) + p) * c + columns, tl.maximum(spread, 0.0), mask=inside)
+    tl.store(partial + (parts + p) * c + columns, tl.maximum(spread, 0.0), mask=inside)
+    if _last_one(counters, tl.program_id(1)):
+        _join_moments(
+            partial, mean, rstd, running_mean, running_var, columns, inside, m, c, chunk, parts, momentum, eps, BC, BP
+        )
+        if tl.program_id(1) == 0:
+            tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit
-def join_moments(
-    partial, mean, rstd, running_mean, running_var, batches, m, c, chunk, parts, momentum, eps,
-    BP: tl.constexpr, BC: tl.constexpr,
+def _join_moments(
+    partial, mean, rstd, running_mean, running_var, columns, inside, m, c, chunk, parts, momentum, eps,
+    BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1 / sqrt(var + eps) over all chunks (Chan et al., 1979); running statistics move, the batch counts."""
-    columns = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = columns < c
     total = tl.zeros((BP, BC), tl.float32)
     for start in range(0, parts, BP):
         p = start + tl.arange(0, BP)
         there = (p < parts)[:, None] & inside[None, :]
         weight = tl.minimum(chunk, m - p * chunk).to(tl.float32)[:, None] / m
-        total += weight * tl.load(partial + p[:, None] * c + columns[None, :], mask=there, other=0.0)
+        at = p[:, None] * c + columns[None, :]
+        total += weight * tl.load(partial + at, mask=there, other=0.0, cache_modifier=".cg")
     centre = tl.sum(total, axis=0)
     spread = tl.zeros((BP, BC), tl.float32)
     for start in range(0, parts, BP):
@@ -82,8 +111,9 @@ def join_moments(
         there = (p < parts)[:, None] & inside[None, :]
         weight = tl.minimum(chunk, m - p * chunk).to(tl.float32)[:, None]
         at = p[:, None] * c + columns[None, :]
-        off = tl.load(partial + at, mask=there, other=0.0) - centre[None, :]
-        spread += tl.where(there, tl.load(partial + parts * c + at, mask=there, other=0.0) + weight * off * off, 0.0)
+        off = tl.load(partial + at, mask=there, other=0.0, cache_modifier=".cg") - centre[None, :]
+        own = tl.load(partial + parts * c + at, mask=there, other=0.0, cache_modifier=".cg")
+        spread += tl.where(there, own + weight * off * off, 0.0)
     squares = tl.sum(spread, axis=0)
     tl.store(mean + columns, centre, mask=inside)
     tl.store(rstd + columns, 1.0 / tl.sqrt(squares / m + eps), mask=inside)
@@ -91,16 +121,18 @@ def join_moments(
     tl.store(running_mean + columns, old + momentum * (centre - old), mask=inside)
     old = tl.load(running_var + columns, mask=inside, other=0.0)
     tl.store(running_var + columns, old + momentum * (squares / (m - 1) - old), mask=inside)
-    if tl.program_id(0) == 0:
-        tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit
 def apply(
-    x, skip, y, mean, rstd, weight, bias, m, c,
-    SKIP: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    x, skip, y, sample, mean, rstd, weight, bias, m, c, h, w,
+    SKIP: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y = relu(w xhat + b + skip). From the last rows to the first: those were read last, and may still be cached."""
+    """y = relu(w xhat + b + skip), and every so many of its pixels once more, if EVERY > 1.
+
+    From the last rows to the first: those were read last, and may still be cached.
+    """
     rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = columns < c
@@ -114,17 +146,24 @@ def apply(
     if RELU:
         value = tl.maximum(value, 0.0)
     _store(y, at, value, there, WHOLE)
+    if EVERY > 1:
+        at, there = _sampled(rows, there, columns, c, h, w, EVERY)
+        _store(sample, at, value, there, False)
 
 
 @triton.jit
 def _incoming(
-    one, two, y, value, scale, shift, at, there,
-    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, WHOLE: tl.constexpr,
+    one, two, y, value, scale, shift, rows, columns, at, there, c, h, w,
+    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """The gradient at the input of the ReLU: of one or two users of y, where y > 0."""
     g = _load(one, at, there, WHOLE)
     if TWO:
-        g += _load(two, at, there, WHOLE)
+        if EVERY > 1:
+            at_two, there_two = _sampled(rows, there, columns, c, h, w, EVERY)
+            g += _load(two, at_two, there_two, False)
+        else:
+            g += _load(two, at, there, WHOLE)
     if RELU:
         if KEPT:  # y holds a residual too, and can't be told from x alone
             positive = _load(y, at, there, WHOLE) > 0
@@ -136,12 +175,15 @@ def _incoming(
 
 @triton.jit
 def slopes(
-    one, two, x, y, sent, mean, rstd, weight, bias, partial, m, c, chunk,
-    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr,
-    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    one, two, x, y, sent, mean, rstd, weight, bias, partial, counters, grad_bias, grad_weight, m, c, h, w, chunk,
+    TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr, EVERY: tl.constexpr,
+    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Sums of g and of g xhat over each chunk of rows; g itself is written where a residual branch waits for it."""
-    p = tl.program_id(0)
+    """Sums of g and of g xhat, the gradients of bias and weight; g is written where a residual branch waits for it.
+
+    Each program stores the sums of its chunk of rows, and the last one adds them up.
+    """
+    p, parts = tl.program_id(0), tl.num_programs(0)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
     inside = columns < c
     first = p * chunk
@@ -152,41 +194,37 @@ def slopes(
     shift = tl.load(bias + columns, mask=inside, other=0.0) - centre * scale
     total = tl.zeros((BM, BC), tl.float32)
     product = tl.zeros((BM, BC), tl.float32)
-    for start in tl.range(first, last, BM, num_stages=3):
+    for start in tl.range(first, last, BM, num_stages=4):
         rows = start + tl.arange(0, BM)
         there = (rows < last)[:, None] & inside[None, :]
         at = rows.to(tl.int64)[:, None] * c + columns[None, :]
         value = _load(x, at, there, WHOLE)
-        g = _incoming(one, two, y, value, scale, shift, at, there, TWO, RELU, KEPT, WHOLE)
+        g = _incoming(
+            one, two, y, value, scale, shift, rows, columns, at, there, c, h, w, TWO, RELU, KEPT, EVERY, WHOLE
+        )
         if SENT:
             _store(sent, at, g, there, WHOLE)
         total += g
         product += g * (value - centre[None, :])
     tl.store(partial + p * c + columns, tl.sum(total, axis=0), mask=inside)
-    tl.store(partial + (tl.num_programs(0) + p) * c + columns, tl.sum(product, axis=0) * factor, mask=inside)
-
-
-@triton.jit
-def join_slopes(partial, grad_bias, grad_weight, c, parts, BP: tl.constexpr, BC: tl.constexpr):
-    """The sums over all chunks: the gradients of bias and weight."""
-    columns = tl.program_id(0) * BC + tl.arange(0, BC)
-    inside = columns < c
-    total = tl.zeros((BP, BC), tl.float32)
-    product = tl.zeros((BP, BC), tl.float32)
-    for start in range(0, parts, BP):
-        p = start + tl.arange(0, BP)
-        there = (p < parts)[:, None] & inside[None, :]
-        at = p[:, None] * c + columns[None, :]
-        total += tl.load(partial + at, mask=there, other=0.0)
-        product += tl.load(partial + parts * c + at, mask=there, other=0.0)
-    tl.store(grad_bias + columns, tl.sum(total, axis=0), mask=inside)
-    tl.store(grad_weight + columns, tl.sum(product, axis=0), mask=inside)
+    tl.store(partial + (parts + p) * c + columns, tl.sum(product, axis=0) * factor, mask=inside)
+    if _last_one(counters, tl.program_id(1)):
+        every = tl.zeros((BP, BC), tl.float32)
+        every_product = tl.zeros((BP, BC), tl.float32)
+        for start in range(0, parts, BP):
+            q = start + tl.arange(0, BP)
+            known = (q < parts)[:, None] & inside[None, :]
+            at = q[:, None] * c + columns[None, :]
+            every += tl.load(partial + at, mask=known, other=0.0, cache_modifier=".cg")
+            every_product += tl.load(partial + parts * c + at, mask=known, other=0.0, cache_modifier=".cg")
+        tl.store(grad_bias + columns, tl.sum(every, axis=0), mask=inside)
+        tl.store(grad_weight + columns, tl.sum(every_product, axis=0), mask=inside)
 
 
 @triton.jit
 def apply_gradient(
-    one, two, x, grad, mean, rstd, weight, bias, grad_bias, grad_weight, m, c,
-    TWO: tl.constexpr, RELU: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    one, two, x, grad, mean, rstd, weight, bias, grad_bias, grad_weight, m, c, h, w,
+    TWO: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx = w rstd (g - mean(g) - xhat mean(g xhat))."""
     rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
@@ -199,7 +237,7 @@ def apply_gradient(
     scale = tl.load(weight + columns, mask=inside, other=0.0) * factor
     shift = tl.load(bias + columns, mask=inside, other=0.0) - centre * scale
     value = _load(x, at, there, WHOLE)
-    g = _incoming(one, two, x, value, scale, shift, at, there, TWO, RELU, False, WHOLE)
+    g = _incoming(one, two, x, value, scale, shift, rows, columns, at, there, c, h, w, TWO, RELU, False, EVERY, WHOLE)
     level = tl.load(grad_bias + columns, mask=inside, other=0.0) / m
     slope = tl.load(grad_weight + columns, mask=inside, other=0.0) / m * factor
     result = scale[None, :] * (g - level[None, :] - (value - centre[None, :]) * slope[None, :])

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["speed_up", "suits"]
+from fmicl.fast.narrow import narrow
+
+__all__ = ["on_gpu", "plain_norm", "speed_up", "suits"]
 
 
 def suits(model: nn.Module) -> bool:
@@ -24,7 +26,7 @@ def suits(model: nn.Module) -> bool:
 
     if type(model) is not ResNet or not isinstance(model.conv1, nn.Conv2d):
         return False
-    if not (_plain_norm(model.bn1) and type(model.act1) is nn.ReLU):
+    if not (plain_norm(model.bn1) and type(model.act1) is nn.ReLU):
         return False
     blocks = _blocks(model)
     return bool(blocks) and all(type(block) in (BasicBlock, Bottleneck) and _plain_block(block) for block in blocks)
@@ -42,48 +44,82 @@ def speed_up(model: nn.Module) -> None:
 
 
 def _forward(model: Any, usual: Any, images: Tensor) -> Tensor:
-    if not (model.training and _on_gpu(images)):
+    if not (model.training and on_gpu(images)):
         result: Tensor = usual(images)
         return result
     from fmicl.fast.norm import normalise
     from fmicl.fast.stem import convolve_images, suits_stem
 
-    first = convolve_images if suits_stem(model.conv1, images) else _convolve
-    pair = normalise(model.bn1, first(model.conv1, images))
-    if not isinstance(model.maxpool, nn.Identity):
-        pooled = model.maxpool(pair[0])
-        pair = (pooled, pooled)
-    for block in _blocks(model):
-        pair = _block(block, *pair)
+    stem = suits_stem(model.conv1, images)
+    convs = [
+        module for module in model.modules() if isinstance(module, nn.Conv2d) and not (stem and module is model.conv1)
+    ]
+    convolve = _Convolutions(convs, images.device)
+    blocks = _blocks(model)
+    every = [_every(block) for block in blocks] + [1]
+    maps = convolve_images(model.conv1, images) if stem else convolve(model.conv1, images)
+    if isinstance(model.maxpool, nn.Identity):
+        pair = normalise(model.bn1, maps, every=every[0])
+    else:
+        pooled = model.maxpool(normalise(model.bn1, maps)[0])
+        pair = (pooled, pooled[:, :, :: every[0], :: every[0]])
+    for block, next_every in zip(blocks, every[1:], strict=True):
+        pair = _block(block, convolve, *pair, next_every)
     features: Tensor = model.forward_head(pair[0])
     return features
 
 
-def _block(block: Any, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """One block on an activation that comes twice, for its two branches: so that their gradients come apart."""
+class _Convolutions:
+    """Convolutions with their weights in the type that autocast wants, converted all at once."""
+
+    def __init__(self, convs: list[nn.Conv2d], device: torch.device) -> None:
+        self.weights = dict(zip(convs, narrow([conv.weight for conv in convs], device), strict=True))
+
+    def __call__(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        result: Tensor = conv._conv_forward(x, self.weights[conv], conv.bias)
+        return result
+
+    def of_pixels(self, conv: nn.Conv2d, x: Tensor) -> Tensor:
+        """Of 1x1 and with a stride, on the pixels that it looks at."""
+        return F.conv2d(x, self.weights[conv], conv.bias)
+
+
+def _block(block: Any, convolve: _Convolutions, x: Tensor, residual: Tensor, every: int) -> tuple[Tensor, Tensor]:
+    """One block on an activation that comes twice, for its two branches: so that their gradients come apart.
+
+    Args:
+        block: of timm.
+        convolve: what convolves.
+        x: the activation.
+        residual: the same; or those pixels of it that the block's shortcut looks at, see `_every`.
+        every: of the next block.
+    """
     from fmicl.fast.norm import normalise
 
-    y, _ = normalise(block.bn1, _convolve(block.conv1, x))
+    y, _ = normalise(block.bn1, convolve(block.conv1, x))
     if hasattr(block, "conv3"):
-        y, _ = normalise(block.bn2, _convolve(block.conv2, y))
+        y, _ = normalise(block.bn2, convolve(block.conv2, y))
         last, norm = block.conv3, block.bn3
     else:
         last, norm = block.conv2, block.bn2
     if block.downsample is not None:
-        residual, _ = normalise(block.downsample[1], _convolve(block.downsample[0], residual), relu=False)
-    return normalise(norm, _convolve(last, y), residual)
+        conv = block.downsample[0]
+        shortcut = convolve.of_pixels(conv, residual) if _every(block) > 1 else convolve(conv, residual)
+        residual, _ = normalise(block.downsample[1], shortcut, relu=False)
+    return normalise(norm, convolve(last, y), residual, every=every)
 
 
-def _convolve(conv: nn.Conv2d, x: Tensor) -> Tensor:
-    if conv.kernel_size == (1, 1) and conv.stride != (1, 1) and conv.padding == (0, 0):
-        # The pixels that a 1x1 convolution looks at, first: cuDNN's own way with strides took longer.
-        x = x[:, :, :: conv.stride[0], :: conv.stride[1]].contiguous(memory_format=torch.channels_last)
-        return F.conv2d(x, conv.weight)
-    result: Tensor = conv(x)
-    return result
+def _every(block: Any) -> int:
+    """Of how many pixels in a row the shortcut of a block looks at one: its stride, if it is of 1x1."""
+    if block.downsample is None:
+        return 1
+    conv = block.downsample[0]
+    plain = conv.kernel_size == (1, 1) and conv.padding == (0, 0) and conv.groups == 1
+    return int(conv.stride[0]) if plain and conv.stride[0] == conv.stride[1] else 1
 
 
-def _on_gpu(images: Tensor) -> bool:
+def on_gpu(images: Tensor) -> bool:
+    """Whether Triton's programs run where the images are: on a GPU, or in its interpreter."""
     if images.device.type == "cuda":
         return True
     from fmicl.kernels.triton import interpreting
@@ -99,17 +135,18 @@ def _plain_block(block: Any) -> bool:
     norms = [module for name, module in block.named_children() if name.startswith("bn")]
     acts = [module for name, module in block.named_children() if name.startswith("act")]
     extras = (block.se, block.drop_path, getattr(block, "aa", None), getattr(block, "drop_block", None))
-    if not all(map(_plain_norm, norms)) or any(type(act) is not nn.ReLU for act in acts):
+    if not all(map(plain_norm, norms)) or any(type(act) is not nn.ReLU for act in acts):
         return False
     if any(extra is not None and not isinstance(extra, nn.Identity) for extra in extras):
         return False
     down = block.downsample
     if down is None:
         return True
-    return len(down) == 2 and type(down[0]) is nn.Conv2d and down[0].bias is None and _plain_norm(down[1])
+    return len(down) == 2 and type(down[0]) is nn.Conv2d and down[0].bias is None and plain_norm(down[1])
 
 
-def _plain_norm(norm: object) -> bool:
+def plain_norm(norm: object) -> bool:
+    """Whether `fmicl.fast.norm` knows the module: torch's own batch normalisation, with all that it can hold."""
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False  # timm's own, which hold their activation, are subclasses
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)

@@ -30,9 +30,11 @@ __all__ = [
     "World",
     "all_logsumexp",
     "all_sum",
+    "onto_sphere",
     "pair_sum",
     "require_kernel",
     "row_logsumexp",
+    "sphere_suits",
     "triton_runs_on",
     "world_of",
 ]
@@ -115,6 +117,26 @@ def row_logsumexp(
 def _wide(x: Tensor) -> Tensor:
     """In float32 at least: these kernels compute in the type that they get."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def sphere_suits(x: Tensor, y: Tensor, kernel: Kernel) -> bool:
+    """Whether `onto_sphere` can take these rows: on a GPU, where no other kernel was asked for."""
+    if kernel not in ("auto", "triton") or x.shape[1] > 4096 or torch.float64 in (x.dtype, y.dtype):
+        return False
+    if triton_runs_on(x.device):
+        return True
+    if kernel != "triton" or importlib.util.find_spec("triton") is None:
+        return False
+    from fmicl.kernels.triton import interpreting
+
+    return interpreting()
+
+
+def onto_sphere(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit rows of x and y, float32, and the squared distances of these, where it `sphere_suits`."""
+    from fmicl.kernels import sphere
+
+    return sphere.onto_sphere(x, y)
 
 
 def require_kernel(kernel: str, precision: str) -> None:

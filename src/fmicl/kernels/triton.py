@@ -21,6 +21,7 @@ from fmicl.kernels.lowering import LOG2E, Lowered, lower
 __all__ = ["TritonBackend", "interpreting"]
 
 _NO_SKIP = 2**30  # no column is that far from its row
+_FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor well
 _SIDE = 5632  # of the tile whose slopes are written: 60 MiB in bfloat16, about the L2 cache of a large GPU
 
 
@@ -86,7 +87,15 @@ class TritonBackend:
     def pair_both(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Both gradients, each in a pass of its own: one that adds to two sides at once was slower."""
+        """Both gradients: from one buffer of slopes for large d, else each in a pass of its own.
+
+        A fused pass that adds to two sides at once was slower than two.
+        """
+        if self._together(x):
+            lowered = _require(function)
+            pairs = len(x) * len(columns) - _skipped_pairs(len(x), len(columns), skip)
+            total, *gradients = self._both(x, columns, lowered, skip, None)
+            return lowered.gain * total + lowered.constant * pairs, gradients[0], gradients[1]
         total, grad_x = self.pair_rows(x, columns, function, skip, True)
         _, grad_columns = self.pair_rows(columns, x, function, None if skip is None else -skip, True)
         assert grad_x is not None
@@ -133,12 +142,31 @@ class TritonBackend:
     def logsumexp_both(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
     ) -> tuple[Tensor, Tensor]:
-        """What the gradient of log-sum-exps over rows sends to the rows and to the columns, in a pass each."""
+        """What the gradient of log-sum-exps over rows sends to the rows and to the columns."""
+        if self._together(x):
+            lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
+            _, grad_x, grad_columns = self._both(x, columns, lowered, skip, rows)
+            return grad_x, grad_columns
         mirrored = None if skip is None else -skip
         return (
             self.logsumexp_gradient(x, columns, scale, skip, rows, None),
             self.logsumexp_gradient(columns, x, scale, mirrored, None, rows),
         )
+
+    def _together(self, x: Tensor) -> bool:
+        """Whether rows and columns get their gradients from one buffer of slopes."""
+        return self.fast and x.shape[1] > _FUSED_DEPTH
+
+    def _both(
+        self, x: Tensor, columns: Tensor, lowered: Lowered, skip: int | None, rows: Normaliser | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        width = x.shape[1]
+        total, grad_x, grad_columns = self._two_steps(
+            self._operand(x), self._operand(columns), lowered, skip, True, False, rows, None, both=True
+        )
+        assert grad_x is not None
+        assert grad_columns is not None
+        return total, grad_x[:, :width], grad_columns[:, :width]
 
     def _pairs(
         self,
@@ -160,7 +188,7 @@ class TritonBackend:
         if shape is not None:
             total, grad = self._fused(shape, x, other, lowered, skip, gradient, rows, others, dtype)
         else:
-            total, grad = self._two_steps(x, other, lowered, skip, gradient, columns is None, rows, others)
+            total, grad, _ = self._two_steps(x, other, lowered, skip, gradient, columns is None, rows, others)
         return total, grad if grad is None or grad.shape[1] == width else grad[:, :width]
 
     def _operand(self, x: Tensor) -> Tensor:
@@ -181,7 +209,7 @@ class TritonBackend:
             return _Shape(128, 32, 8, 2) if d <= 128 else None
         if d <= 128:
             return _FUSED_128.get(kind, _Shape(128, 64, 8, 3))
-        if d <= 256:
+        if d <= _FUSED_DEPTH:
             return _Shape(128, 64, 8, 4 if kind == "exp" else 3)
         return _Shape(64, 128, 8, 1) if d <= 512 and n <= 8192 else None
 
@@ -231,8 +259,12 @@ class TritonBackend:
         symmetric: bool,
         rows: Normaliser | None,
         others: Normaliser | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Slopes of a large tile into a buffer, then the products with it; above the diagonal only if symmetric."""
+        both: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Slopes of a large tile into a buffer, then the products with it; above the diagonal only if symmetric.
+
+        With `both`, the columns' gradient comes too.
+        """
         n, m, d = len(x), len(columns), x.shape[1]
         step = self._steps()
         spans = [(i, j) for i in range(0, n, step.side) for j in range(0, m, step.side) if not symmetric or j >= i]
@@ -242,6 +274,7 @@ class TritonBackend:
         width = _blocks(min(step.side, m), step.columns) * step.columns
         weights = torch.empty(height, width, dtype=x.dtype, device=x.device) if gradient else x
         grad = torch.zeros(n, d, dtype=torch.float32, device=x.device) if gradient else None
+        mirrored = torch.zeros(m, d, dtype=torch.float32, device=x.device) if both else grad
         x_rows, x_factor = _descriptor(x, step.rows, step.depth), _descriptor(x, step.depth, step.columns)
         other_rows, other_factor = (
             _descriptor(columns, step.columns, step.depth),
@@ -256,7 +289,7 @@ class TritonBackend:
         options = {"num_warps": step.warps, "num_stages": step.stages, "PRECISE": not self.fast, "SIDE": step.side}
         for index, (i, j) in enumerate(spans):
             tall, wide = min(step.side, n - i), min(step.side, m - j)
-            both = symmetric and i != j
+            two_sides = both or (symmetric and i != j)
             device.tile_weights[(_blocks(tall, step.rows) * _blocks(wide, step.columns),)](
                 x_rows, other_rows, written, totals[index], i, j, n, m, d,
                 lowered.offset, lowered.scale, lowered.order, _NO_SKIP if skip is None else skip, *vectors,
@@ -265,14 +298,14 @@ class TritonBackend:
             )  # fmt: skip
             if grad is None:
                 continue
-            tiles = _blocks(tall, step.rows) + (_blocks(wide, step.rows) if both else 0)
+            tiles = _blocks(tall, step.rows) + (_blocks(wide, step.rows) if two_sides else 0)
             device.apply_weights[(tiles * _blocks(d, step.columns),)](
-                read, read_transposed, x_factor, other_factor, grad, grad, i, j, n, m, d, lowered.slope,
-                BOTH=both, BM=step.rows, BN=step.columns, BK=step.depth, **options,
+                read, read_transposed, x_factor, other_factor, grad, mirrored, i, j, n, m, d, lowered.slope,
+                BOTH=two_sides, BM=step.rows, BN=step.columns, BK=step.depth, **options,
             )  # fmt: skip
         # pairs above the diagonal stand for those below it too
         counts = torch.tensor([2.0 if symmetric and i != j else 1.0 for i, j in spans], dtype=torch.float64)
-        return (totals.sum(dim=1, dtype=torch.float64) * counts.to(x.device)).sum(), grad
+        return (totals.sum(dim=1, dtype=torch.float64) * counts.to(x.device)).sum(), grad, mirrored if both else None
 
 
 def _blocks(n: int, size: int) -> int:

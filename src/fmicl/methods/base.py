@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fmicl.fast import Recorded, record, speed_up, suits
+from fmicl.fast import Recorded, record, speed_up, speed_up_head, suits
 from fmicl.kernels import triton_runs_on
 from fmicl.models import projection_head
 
@@ -178,10 +178,12 @@ class Method(LightningModule):
         """
         known = alone and triton_runs_on(device) and suits(self.encoder)
         for network in self.networks():
-            if known and suits(network):
-                speed_up(network)
-            elif not known:
+            if not known:
                 network.compile()
+            elif suits(network):
+                speed_up(network)
+            else:
+                speed_up_head(network)
         self.recording = alone and self.optimisation.accumulate == 1 and device.type == "cuda"
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)

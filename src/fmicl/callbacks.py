@@ -40,7 +40,7 @@ COLLAPSED = 1.5
 AHEAD = 4
 """Batches that may be asked of a GPU before the first one's loss is looked at: what holds Python up for less than they
 take, a file to be written, say, does not hold up the GPU."""
-SHORTEST_INTERVAL = 30.0
+SHORTEST_INTERVAL = 60.0
 """Seconds between two checkpoints at ends of epochs, so that short epochs don't spend their time writing."""
 
 

@@ -225,3 +225,23 @@ def test_a_head_computes_what_it_did(last_norm: bool) -> None:
         torch.testing.assert_close(moved, as_usual)
     close(faster.eval()(x), usual.eval()(x))
     assert list(faster.state_dict()) == list(usual.state_dict())
+
+
+def test_a_head_in_half_precision() -> None:
+    torch.manual_seed(0)
+    usual = projection_head(12, 40, 6).to(DEVICE).train()
+    faster = copy.deepcopy(usual)
+    speed_up_head(faster)
+    x = torch.randn(16, 12, device=DEVICE)
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        expected, seen = usual(x), faster(x)
+    assert seen.dtype == expected.dtype == torch.bfloat16
+    gradient = torch.randn_like(expected)
+    expected.backward(gradient)
+    seen.backward(gradient)
+    torch.testing.assert_close(seen, expected, rtol=0.05, atol=0.05)
+    for mine, theirs in zip(faster.parameters(), usual.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert mine.grad.dtype == torch.float32
+        assert float((mine.grad - theirs.grad).norm()) <= 0.05 * float(theirs.grad.norm()) + 1e-2

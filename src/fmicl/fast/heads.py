@@ -42,7 +42,8 @@ def _forward(head: nn.Sequential, usual: Any, x: Tensor) -> Tensor:
 
     place = 0
     while place < len(head):
-        if _pair(head, place):
+        # In evaluation mode a normalisation goes by its running statistics; of (N, C, L) the columns aren't channels.
+        if _pair(head, place) and head[place].training and x.ndim == 2:
             x, _ = normalise(head[place], x)
             place += 2
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import statistics
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from fmicl.fast import record, speed_up, speed_up_head, suits
 from fmicl.fast.narrow import narrow
-from fmicl.fast.norm import normalise
+from fmicl.fast.norm import _counters, normalise
 from fmicl.fast.stem import convolve_images, suits_stem
 from fmicl.models import build_encoder, projection_head
 
@@ -89,6 +90,46 @@ def test_a_result_that_nobody_uses_sends_nothing(used: int, every: int) -> None:
     close(x.grad, a.grad)
 
 
+def test_a_broken_number_is_not_taken_for_a_negative_one() -> None:
+    """A ReLU that made it 0 would hide it from whoever looks at the loss."""
+    x = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x[3, 2] = float("nan")
+    for skip in (None, torch.zeros_like(x)):
+        one, _ = normalise(norm_of(16, nn.BatchNorm1d), x, skip)
+        assert bool(one[:, 2].isnan().all())
+        assert int(one.isnan().sum()) == 40
+
+
+def test_rows_of_any_strides() -> None:
+    x = torch.randn(16, 40, generator=torch.Generator().manual_seed(0)).to(DEVICE).t()
+    close(normalise(norm_of(16, nn.BatchNorm1d), x)[0], F.relu(norm_of(16, nn.BatchNorm1d)(x)))
+    close(normalise(norm_of(16, nn.BatchNorm1d), x, x)[0], F.relu(norm_of(16, nn.BatchNorm1d)(x) + x))
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (0, 16), (1, 16, 1, 1)])
+def test_one_value_has_no_variance(shape: tuple[int, ...]) -> None:
+    """As torch has it; else the running variance would be lost for good."""
+    norm = norm_of(16, nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)
+    with pytest.raises(ValueError, match=r"more than one value .* got shape"):
+        normalise(norm, torch.randn(shape, device=DEVICE))
+    torch.testing.assert_close(norm.state_dict(), norm_of(16, type(norm)).state_dict())
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    x = torch.randn(8, 16, device=DEVICE, requires_grad=True)
+    one, _ = normalise(norm_of(16, nn.BatchNorm1d), x)
+    (slope,) = torch.autograd.grad(one.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        (slope.square().sum() + x.sum()).backward()
+
+
+def test_a_recorded_step_keeps_its_counters() -> None:
+    """Those for more columns come beside them: a graph goes on writing to the ones it was recorded with."""
+    few = _counters(DEVICE, 4)
+    assert len(_counters(DEVICE, 1000)) >= 1000
+    assert _counters(DEVICE, 4) is few
+
+
 @pytest.mark.parametrize(("kernel", "stride", "padding", "channels"), [(3, 1, 1, 3), (3, 2, 1, 3), (5, 2, 0, 1)])
 def test_the_first_convolution(kernel: int, stride: int, padding: int, channels: int) -> None:
     conv = nn.Conv2d(channels, 24, kernel, stride=stride, padding=padding, bias=False).to(DEVICE)
@@ -118,6 +159,17 @@ def test_networks_that_differ_are_left_alone(name: str) -> None:
         speed_up(model)
 
 
+def test_convolutions_of_another_kind_are_left_alone() -> None:
+    """They may do more than convolve with their weight."""
+
+    class Standardised(nn.Conv2d):
+        pass
+
+    model = build_encoder("resnet18", size=32)
+    model.layer2[0].conv1 = Standardised(64, 128, 3, stride=2, padding=1, bias=False)  # type: ignore[index, union-attr]
+    assert not suits(model)
+
+
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet26", marks=pytest.mark.slow)])
 def test_a_resnet_computes_what_it_did(name: str) -> None:
     torch.manual_seed(0)
@@ -138,6 +190,29 @@ def test_a_resnet_computes_what_it_did(name: str) -> None:
         torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-5)
     assert list(faster.state_dict()) == list(usual.state_dict())
     torch.testing.assert_close(faster.eval()(images), usual.eval()(images), rtol=1e-3, atol=1e-3)
+
+
+def test_a_frozen_normalisation_goes_by_its_running_statistics() -> None:
+    usual = nn.Sequential(build_encoder("resnet18", size=8, stem="small"), projection_head(512, 40, 6)).to(DEVICE)
+    frozen = [module for module in usual.modules() if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in (frozen[1], frozen[-1]):
+        norm.eval().running_mean.fill_(3)  # type: ignore[union-attr]
+    faster = copy.deepcopy(usual)
+    speed_up(faster[0])
+    assert speed_up_head(faster[1])
+    images = torch.randn(4, 3, 8, 8, device=DEVICE)
+    close(faster(images), usual(images))
+    for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
+        torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-5)
+
+
+def test_a_head_over_sequences_is_left_alone() -> None:
+    """There the channels are in the middle."""
+    usual = nn.Sequential(nn.Conv1d(4, 20, 1), nn.BatchNorm1d(20), nn.ReLU()).to(DEVICE).train()
+    faster = copy.deepcopy(usual)
+    assert speed_up_head(faster)
+    x = torch.randn(6, 4, 5, device=DEVICE)
+    close(faster(x), usual(x))
 
 
 def test_a_resnet_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +244,10 @@ def test_a_resnet_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_narrow_weights_keep_their_strides_and_their_gradients() -> None:
     weights = [torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.randn(5, 4, 1, 1)]
     leaves = [weight.to(DEVICE).requires_grad_() for weight in weights]
-    assert narrow(leaves, DEVICE) == leaves, "without autocast there is nothing to do"
+    assert all(map(operator.is_, narrow(leaves, DEVICE), leaves)), "without autocast there is nothing to do"
+    doubles = [leaf.detach().double() for leaf in leaves]
+    with torch.autocast(DEVICE.type, torch.bfloat16):
+        assert all(map(operator.is_, narrow(doubles, DEVICE), doubles)), "autocast leaves these alone too"
     with torch.autocast(DEVICE.type, torch.bfloat16):
         halves = narrow(leaves, DEVICE)
     for half, leaf in zip(halves, leaves, strict=True):

@@ -358,3 +358,30 @@ def test_a_loss_by_way_of_the_kernel_can_be_differentiated_twice() -> None:
         second.append(torch.autograd.grad(slope.square().sum(), (x, y)))
     for mine, theirs in zip(*second, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("kernel", ["triton", "reference"])
+def test_one_view_that_learns_is_enough_to_differentiate_twice(kernel: Kernel) -> None:
+    """As with a momentum encoder, whose keys have no gradient."""
+    x, y = 3 * rows(6, 4), 2 * rows(6, 4, 1)
+    loss = fmicl.FMICLLoss("js", kernel=kernel, precision="high")
+    for swapped in (False, True):
+        leaf, fixed = x.clone().requires_grad_(), y.clone()
+        value = loss(fixed, leaf) if swapped else loss(leaf, fixed)
+        (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
+        (second,) = torch.autograd.grad(slope.square().sum(), leaf)
+        exact = x.double().requires_grad_()
+        plain = fmicl.FMICLLoss("js", kernel="reference")
+        value = plain(y.double(), exact) if swapped else plain(exact, y.double())
+        (slope,) = torch.autograd.grad(value, exact, create_graph=True)
+        (wanted,) = torch.autograd.grad(slope.square().sum(), exact)
+        torch.testing.assert_close(second.double(), wanted, rtol=1e-3, atol=1e-5)
+
+
+@needs_triton
+def test_a_view_that_nothing_flows_back_to_can_be_differentiated_too() -> None:
+    x, y = rows(6, 4).requires_grad_(), rows(6, 4, 1)
+    _, other, _ = kernels.onto_sphere(x, y)
+    (slope,) = torch.autograd.grad(other.sum(), x, create_graph=True, materialize_grads=True)
+    assert not bool(slope.any())

@@ -204,6 +204,9 @@ class Recorder(Callback):
         there is the first one's share.
         """
         self.finish_row()
+        if self._writer is not None:  # a run that goes on from here has the points after it only
+            self._write_points(wait=True)
+            self._writer.flush()
         loss = self._carried + (0.0 if self._sum is None else float(self._sum))
         return {"rows": self.rows, "loss": loss, "seconds": self.seconds + time.monotonic() - self._since}
 
@@ -218,7 +221,7 @@ class Recorder(Callback):
         if self.run is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = pl_module.step if pl_module.batches else None
+            purge = pl_module.step + 1 if pl_module.batches else None  # the first step to be hidden
             self._writer = SummaryWriter(str(self.run.tensorboard), purge_step=purge)
             self._write_rows()
 
@@ -307,10 +310,20 @@ class Recorder(Callback):
             self.finish_row()
 
     def finish_row(self) -> None:
-        """Wait for the row that is being measured and written, if there is one."""
+        """Wait for the row that is being measured and written, if there is one.
+
+        Raises:
+            NonFiniteError: it can't be measured, for the loss is not finite; the guard may not have looked yet.
+        """
         if self._row is None:
             return
-        row, self._row = self._row.result(), None
+        measured, self._row = self._row, None
+        try:
+            row = measured.result()
+        except ValueError:
+            if self.guard is not None:
+                self.guard.look()
+            raise
         assert row["effective_rank"] is not None
         self._warn_of_collapse(row["effective_rank"], row["epoch"])
 
@@ -332,6 +345,10 @@ class Recorder(Callback):
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Let the row under way come to its end: the run may go on in this process, and write the same file."""
+        self._measuring.shutdown()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Write what is still to be written, and close TensorBoard."""

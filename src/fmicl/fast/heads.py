@@ -48,7 +48,8 @@ def _forward(head: nn.Sequential, usual: Any, x: Tensor) -> Tensor:
     place = 0
     while place < len(head):
         layer = head[place]
-        if _pair(head, place):
+        # In evaluation mode a normalisation goes by its running statistics; of (N, C, L) the columns aren't channels.
+        if _pair(head, place) and layer.training and x.ndim == 2:
             x, _ = normalise(layer, x)
             place += 1
         elif type(layer) is nn.Linear:

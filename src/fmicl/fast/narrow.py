@@ -15,12 +15,12 @@ __all__ = ["narrow"]
 
 
 def narrow(weights: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Weights in the type that autocast wants on a device; as they are, without it.
+    """Weights of float32 in the type that autocast wants on a device; others, or without it, as they are.
 
     Their gradients come back together, when the last of them is there.
 
     Args:
-        weights: on that device, all of one type.
+        weights: on that device.
         device: where they are used.
 
     Example:
@@ -31,7 +31,8 @@ def narrow(weights: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         >>> half.dtype, weight.grad.dtype
         (torch.bfloat16, torch.float32)
     """
-    if not torch.is_autocast_enabled(device.type) or not weights:
+    whole = {weight.dtype for weight in weights} == {torch.float32}
+    if not (whole and torch.is_autocast_enabled(device.type)):
         return list(weights)
     return list(_Narrow.apply(torch.get_autocast_dtype(device.type), *weights))
 
@@ -40,13 +41,12 @@ class _Narrow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        ctx.dtype = weights[0].dtype
         return _converted(weights, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         there = [gradient for gradient in gradients if gradient is not None]
-        wide = iter(_converted(there, ctx.dtype))
+        wide = iter(_converted(there, torch.float32))
         return None, *(None if gradient is None else next(wide) for gradient in gradients)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fmicl.fast import norm_device as device
 from fmicl.kernels.triton import processors
@@ -23,7 +24,7 @@ _ROWS = 128  # of a tile that is applied
 _SUMMED = 64  # of a tile that is added up
 _JOINED = 64  # chunks that are joined at a time
 _FORWARD, _BACKWARD = 4, 2  # programs that add up rows on a processor: as many as its registers hold
-_COUNTERS: dict[torch.device, Tensor] = {}
+_COUNTERS: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def normalise(
@@ -45,10 +46,15 @@ def normalise(
 
     Returns:
         y and y[:, :, ::every, ::every], in the type of x.
+
+    Raises:
+        ValueError: a channel has one value or none, and so no variance.
     """
-    if x.ndim == 4:
-        x = x.contiguous(memory_format=torch.channels_last)
-        skip = None if skip is None else skip.contiguous(memory_format=torch.channels_last)
+    if x.numel() <= x.shape[1]:
+        raise ValueError(f"batch normalisation needs more than one value of a channel, got shape {tuple(x.shape)}")
+    layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
+    x = x.contiguous(memory_format=layout)
+    skip = None if skip is None else skip.contiguous(memory_format=layout)
     one, two = _Normalise.apply(
         x, skip, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
         norm.momentum, norm.eps, relu, every,
@@ -98,6 +104,7 @@ class _Normalise(torch.autograd.Function):
         return y, y.detach() if every == 1 else sample
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, mean, rstd = ctx.saved_tensors
         every = ctx.every
@@ -165,8 +172,11 @@ def _chunks(m: int, c: int, block: int, place: torch.device, on_each: int) -> tu
 
 
 def _counters(place: torch.device, number: int) -> Tensor:
-    """Zeros by which programs know that they are the last; whoever is puts its own back to 0."""
-    known = _COUNTERS.get(place)
-    if known is None or len(known) < number:
-        known = _COUNTERS[place] = torch.zeros(max(256, number), dtype=torch.int32, device=place)
-    return known
+    """Zeros by which programs know that they are the last; whoever is puts its own back to 0.
+
+    They are kept for good: a recorded step goes on using those that it was recorded with.
+    """
+    size = max(256, 1 << (number - 1).bit_length())
+    if (place, size) not in _COUNTERS:
+        _COUNTERS[place, size] = torch.zeros(size, dtype=torch.int32, device=place)
+    return _COUNTERS[place, size]

@@ -144,7 +144,7 @@ def apply(
     if SKIP:
         value += _load(skip, at, there, WHOLE)
     if RELU:
-        value = tl.maximum(value, 0.0)
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)  # or a broken number would look whole
     _store(y, at, value, there, WHOLE)
     if EVERY > 1:
         at, there = _sampled(rows, there, columns, c, h, w, EVERY)

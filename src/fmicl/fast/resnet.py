@@ -28,12 +28,17 @@ def suits(model: nn.Module) -> bool:
         return False
     if not (plain_norm(model.bn1) and type(model.act1) is nn.ReLU):
         return False
+    convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    if any(type(conv) is not nn.Conv2d for conv in convs):
+        return False  # one that does more than convolve with its weight
     blocks = _blocks(model)
     return bool(blocks) and all(type(block) in (BasicBlock, Bottleneck) and _plain_block(block) for block in blocks)
 
 
 def speed_up(model: nn.Module) -> None:
     """Give the network the faster forward pass, in place; used in training on a CUDA device, and nowhere else.
+
+    Networks of one process take turns: two that train on two streams of a device at once would count into each other.
 
     Raises:
         ValueError: the network is not one that `suits`.
@@ -44,7 +49,8 @@ def speed_up(model: nn.Module) -> None:
 
 
 def _forward(model: Any, usual: Any, images: Tensor) -> Tensor:
-    if not (model.training and on_gpu(images)):
+    # A part in evaluation mode, a frozen normalisation, say, goes by its running statistics.
+    if not (on_gpu(images) and all(module.training for module in model.modules())):
         result: Tensor = usual(images)
         return result
     from fmicl.fast.norm import normalise

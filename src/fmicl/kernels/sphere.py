@@ -39,7 +39,7 @@ class _OntoSphere(torch.autograd.Function):
         return one, other, distances
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         x, y, factors = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: by operations that can be differentiated again
             return _differentiable(x, y, gradients)
@@ -54,20 +54,24 @@ class _OntoSphere(torch.autograd.Function):
         return x_grad, y_grad
 
 
-def _differentiable(x: Tensor, y: Tensor, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
+def _differentiable(x: Tensor, y: Tensor, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, Tensor | None]:
     from fmicl.pairs import normalise
 
     one, other = normalise(x.float()), normalise(y.float())
-    outputs = (one, other, (one - other).square().sum(dim=-1))
-    known = [(output, given) for output, given in zip(outputs, gradients, strict=True) if given is not None]
-    by_x, by_y = torch.autograd.grad(
-        [output for output, _ in known],
-        (x, y),
-        [given for _, given in known],
-        create_graph=True,
-        materialize_grads=True,
+    outputs = zip((one, other, (one - other).square().sum(dim=-1)), gradients, strict=True)
+    known = [(output, given) for output, given in outputs if given is not None and output.requires_grad]
+    if not known:  # of two views one may be fixed, and so may be what was made of it
+        return None, None
+    found = iter(
+        torch.autograd.grad(
+            [output for output, _ in known],
+            [value for value in (x, y) if value.requires_grad],
+            [given for _, given in known],
+            create_graph=True,
+            materialize_grads=True,
+        )
     )
-    return by_x, by_y
+    return next(found) if x.requires_grad else None, next(found) if y.requires_grad else None
 
 
 def _shape(d: int) -> dict[str, int]:

@@ -44,7 +44,7 @@ class _Narrow(torch.autograd.Function):
         return _converted(weights, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ARG004
         there = [gradient for gradient in gradients if gradient is not None]
         wide = iter(_converted(there, torch.float32))
         return None, *(None if gradient is None else next(wide) for gradient in gradients)

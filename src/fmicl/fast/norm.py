@@ -131,13 +131,15 @@ class _Normalise(torch.autograd.Function):
         device.slopes[(parts, columns)](
             one, two, x, x if y is None else y, x if sent is None else sent, mean, rstd, weight, bias, partial,
             _counters(x.device, columns), sums[0], sums[1], m, c, h, w, chunk,
-            TWO=several, RELU=ctx.relu, KEPT=y is not None, SENT=sent is not None, EVERY=every, BP=_JOINED, **summed,
+            TWO=several, RELU=ctx.relu, KEPT=y is not None, SENT=sent is not None, EVERY=every if several else 1,
+            BP=_JOINED, **summed,
         )  # fmt: skip
         grad = torch.empty_like(x)
         source = one if sent is None else sent
         device.apply_gradient[(-(-m // _ROWS), columns)](
             source, two, x, grad, mean, rstd, weight, bias, sums[0], sums[1], m, c, h, w,
-            TWO=several and sent is None, RELU=ctx.relu and sent is None, EVERY=every, **applied,
+            TWO=several and sent is None, RELU=ctx.relu and sent is None,
+            EVERY=every if several and sent is None else 1, **applied,
         )  # fmt: skip
         skip_grad = (one if sent is None else sent) if ctx.residual else None
         return grad, skip_grad, sums[1], sums[0], None, None, None, None, None, None, None

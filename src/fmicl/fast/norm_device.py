@@ -123,7 +123,7 @@ def _join_moments(
     tl.store(running_var + columns, old + momentum * (squares / (m - 1) - old), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["h", "w"])
 def apply(
     x, skip, y, sample, mean, rstd, weight, bias, m, c, h, w,
     SKIP: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr,
@@ -173,7 +173,7 @@ def _incoming(
     return g
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["h", "w"])
 def slopes(
     one, two, x, y, sent, mean, rstd, weight, bias, partial, counters, grad_bias, grad_weight, m, c, h, w, chunk,
     TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr, EVERY: tl.constexpr,
@@ -221,7 +221,7 @@ def slopes(
         tl.store(grad_weight + columns, tl.sum(every_product, axis=0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["h", "w"])
 def apply_gradient(
     one, two, x, grad, mean, rstd, weight, bias, grad_bias, grad_weight, m, c, h, w,
     TWO: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fmicl.augment.maker import ATTEMPTS, NUMBERS, centre_crop
+from fmicl.kernels.launch import launch
 from fmicl.views import Views
 
 __all__ = ["fused_views", "suits"]
@@ -55,7 +56,7 @@ def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -
     centre_height, centre_width = centre_crop(height, width, views)
     low, high = views.crop_ratio
     strengths = (views.brightness, views.contrast, views.saturation, views.hue)
-    device.views[(n,)](
+    launch(device.views, (n,))(
         images, index.contiguous(), uniforms.contiguous(), result, height, width, size,
         *views.crop_scale, math.log(low), math.log(high), centre_height, centre_width,
         views.flip, views.jitter, *strengths, views.grey, views.blur, *views.blur_sigma, views.kernel_size // 2,

@@ -6,11 +6,14 @@ the GPU to run it. A recorded graph needs no Python.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fmicl.kernels.launch import compile_together
 
 __all__ = ["Recorded", "record"]
 
@@ -62,6 +65,7 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
     """
     whole = _Whole(function, modules).train()
     before = [buffer.clone() for buffer in whole.buffers()]
+    random = torch.cuda.get_rng_state(inputs[0].device)
     dtype = torch.get_autocast_dtype("cuda")
     samples = tuple(value.detach().clone(memory_format=torch.preserve_format) for value in inputs)
     # Recording is on a stream of its own, and so are the gradients' nodes; it says so at the first step after it, too.
@@ -69,9 +73,19 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
     # Inside a graph a weight that was converted once and kept would be one from the time of recording.
     try:
         with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
+            _compile(whole, samples)
             run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
     finally:  # also where it fails and training goes on without
+        # The first step draws the same random numbers, whether it was recorded before it or not.
+        torch.cuda.set_rng_state(random, inputs[0].device)
         with torch.no_grad():
             for buffer, value in zip(whole.buffers(), before, strict=True):
                 buffer.copy_(value)
     return Recorded(run, function, inputs)
+
+
+def _compile(whole: nn.Module, samples: tuple[Tensor, ...]) -> None:
+    """Compile the step's programs by a trial. Nothing of it may be left: a node of autograd belongs to one stream."""
+    with contextlib.suppress(Exception), compile_together():  # what is wrong with the step, recording will tell
+        trained = [parameter for parameter in whole.parameters() if parameter.requires_grad]
+        torch.autograd.grad(whole(*samples)[0], trained, allow_unused=True)

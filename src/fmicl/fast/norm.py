@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fmicl.fast import norm_device as device
+from fmicl.kernels.launch import launch
 from fmicl.kernels.triton import processors
 
 __all__ = ["normalise"]
@@ -88,13 +89,13 @@ class _Normalise(torch.autograd.Function):
         columns = -(-c // block)
         summed, applied = _tiles(m, c, block, x.element_size())
         h, w = _pixels(x)
-        device.moments[(parts, columns)](
+        launch(device.moments, (parts, columns))(
             x, partial, _counters(x.device, columns), mean, rstd, running_mean, running_var, batches,
             m, c, chunk, momentum, eps, BP=_JOINED, **summed,
         )  # fmt: skip
         y = torch.empty_like(x)
         sample = y if every == 1 else torch.empty_like(x[:, :, ::every, ::every], memory_format=torch.channels_last)
-        device.apply[(-(-m // _ROWS), columns)](
+        launch(device.apply, (-(-m // _ROWS), columns))(
             x, x if skip is None else skip, y, sample, mean, rstd, weight, bias, m, c, h, w,
             SKIP=skip is not None, RELU=relu, EVERY=every, **applied,
         )  # fmt: skip
@@ -128,7 +129,7 @@ class _Normalise(torch.autograd.Function):
         summed, applied = _tiles(m, c, block, x.element_size())
         h, w = _pixels(x)
         sent = torch.empty_like(x) if ctx.residual and (several or ctx.relu) else None
-        device.slopes[(parts, columns)](
+        launch(device.slopes, (parts, columns))(
             one, two, x, x if y is None else y, x if sent is None else sent, mean, rstd, weight, bias, partial,
             _counters(x.device, columns), sums[0], sums[1], m, c, h, w, chunk,
             TWO=several, RELU=ctx.relu, KEPT=y is not None, SENT=sent is not None, EVERY=every if several else 1,
@@ -136,7 +137,7 @@ class _Normalise(torch.autograd.Function):
         )  # fmt: skip
         grad = torch.empty_like(x)
         source = one if sent is None else sent
-        device.apply_gradient[(-(-m // _ROWS), columns)](
+        launch(device.apply_gradient, (-(-m // _ROWS), columns))(
             source, two, x, grad, mean, rstd, weight, bias, sums[0], sums[1], m, c, h, w,
             TWO=several and sent is None, RELU=ctx.relu and sent is None,
             EVERY=every if several and sent is None else 1, **applied,

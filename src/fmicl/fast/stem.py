@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fmicl.fast import stem_device as device
+from fmicl.kernels.launch import launch
 from fmicl.kernels.triton import processors
 
 __all__ = ["convolve_images", "suits_stem"]
@@ -64,7 +65,7 @@ class _Convolve(torch.autograd.Function):
         factor = F.pad(weight.permute(2, 3, 1, 0).reshape(length, outputs), (0, 0, 0, depth - length))
         result = torch.empty(n, out[0], out[1], outputs, dtype=images.dtype, device=images.device)
         block = min(64, max(16, 1 << (outputs - 1).bit_length()))
-        device.convolve[(-(-m // 128), -(-outputs // block))](
+        launch(device.convolve, (-(-m // 128), -(-outputs // block)))(
             images, factor.to(images.dtype), result, m, outputs, height, width, *out, stride, padding,
             CHANNELS=channels, KERNEL=kernel, BK=depth, BM=128, BN=block, num_warps=4,
         )  # fmt: skip
@@ -83,7 +84,7 @@ class _Convolve(torch.autograd.Function):
         chunk = max(128, -(-m // (4 * processors(images.device))))
         parts = -(-m // chunk)
         partial = torch.empty(parts, depth, outputs, dtype=torch.float32, device=images.device)
-        device.weight_gradient[(parts, -(-outputs // block))](
+        launch(device.weight_gradient, (parts, -(-outputs // block)))(
             images, gradient, partial, m, outputs, chunk, height, width, *out, stride, padding,
             CHANNELS=channels, KERNEL=kernel, BK=depth, BM=128, BN=block, num_warps=4,
         )  # fmt: skip

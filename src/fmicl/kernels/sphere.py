@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels import sphere_device as device
+from fmicl.kernels.launch import launch
 
 __all__ = ["LONGEST_ROW", "onto_sphere"]
 
@@ -34,7 +35,7 @@ class _OntoSphere(torch.autograd.Function):
         one, other = torch.empty(2, n, d, dtype=torch.float32, device=x.device).unbind()
         factors = torch.empty(2, n, dtype=torch.float32, device=x.device)
         distances = torch.empty(n, dtype=torch.float32, device=x.device)
-        device.onto_sphere[(n,)](x, y, one, other, factors, distances, n, d, **_shape(d))
+        launch(device.onto_sphere, (n,))(x, y, one, other, factors, distances, n, d, **_shape(d))
         ctx.save_for_backward(x, y, factors)
         return one, other, distances
 
@@ -46,7 +47,7 @@ class _OntoSphere(torch.autograd.Function):
         n, d = x.shape
         x_grad, y_grad = torch.empty_like(x), torch.empty_like(y)
         by_x, by_y, by_distance = (None if value is None else value.contiguous() for value in gradients)
-        device.from_sphere[(n,)](
+        launch(device.from_sphere, (n,))(
             x, y, factors, x if by_x is None else by_x, y if by_y is None else by_y,
             factors if by_distance is None else by_distance, x_grad, y_grad, n, d,
             X=by_x is not None, Y=by_y is not None, DISTANCE=by_distance is not None, **_shape(d),

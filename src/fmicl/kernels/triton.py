@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fmicl.kernels import device
 from fmicl.kernels.contract import Normaliser, PairFunction
+from fmicl.kernels.launch import launch
 from fmicl.kernels.lowering import LOG2E, Lowered, lower
 
 __all__ = ["TritonBackend", "interpreting"]
@@ -116,7 +117,7 @@ class TritonBackend:
         blocks = _blocks(n, rows)
         parts, share = _split(blocks, m, width, x.device)
         result = torch.empty(parts, n, dtype=torch.float32, device=x.device)
-        device.fused_logsumexp[(blocks, parts)](
+        launch(device.fused_logsumexp, (blocks, parts))(
             _descriptor(x, rows, depth), _descriptor(columns, width, depth), result, n, m, d,
             LOG2E * scale, _NO_SKIP if skip is None else skip, share,
             BM=rows, BN=width, BK=depth, SKIP=skip is not None, PRECISE=not self.fast,
@@ -232,7 +233,7 @@ class TritonBackend:
         parts, share = _split(blocks, m, shape.columns, x.device)
         total = torch.empty(parts, n, dtype=torch.float32, device=x.device)
         grad = torch.empty(parts, n, d, dtype=dtype, device=x.device) if gradient else total
-        device.fused_pairs[(blocks, parts)](
+        launch(device.fused_pairs, (blocks, parts))(
             _descriptor(x, shape.rows, padded), _descriptor(columns, shape.columns, padded), grad, total, n, m, d,
             lowered.offset, lowered.scale, lowered.order, lowered.slope, _NO_SKIP if skip is None else skip, share,
             *_normalisers(rows, others, total),
@@ -290,7 +291,7 @@ class TritonBackend:
         for index, (i, j) in enumerate(spans):
             tall, wide = min(step.side, n - i), min(step.side, m - j)
             two_sides = both or (symmetric and i != j)
-            device.tile_weights[(_blocks(tall, step.rows) * _blocks(wide, step.columns),)](
+            launch(device.tile_weights, (_blocks(tall, step.rows) * _blocks(wide, step.columns),))(
                 x_rows, other_rows, written, totals[index], i, j, n, m, d,
                 lowered.offset, lowered.scale, lowered.order, _NO_SKIP if skip is None else skip, *vectors,
                 KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
@@ -299,7 +300,7 @@ class TritonBackend:
             if grad is None:
                 continue
             tiles = _blocks(tall, step.rows) + (_blocks(wide, step.rows) if two_sides else 0)
-            device.apply_weights[(tiles * _blocks(d, step.columns),)](
+            launch(device.apply_weights, (tiles * _blocks(d, step.columns),))(
                 read, read_transposed, x_factor, other_factor, grad, mirrored, i, j, n, m, d, lowered.slope,
                 BOTH=two_sides, BM=step.rows, BN=step.columns, BK=step.depth, **options,
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from fmicl.similarities import Critic
 
 __all__ = ["Options", "Pairs", "check_options", "normalise"]
 
-_PART = 2**14  # rows that are widened at a time
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
 
@@ -114,7 +113,7 @@ class Pairs:
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
-        precision = options.get("precision", "auto")
+        kernel, precision = options.get("kernel", "auto"), options.get("precision", "auto")
         half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
         fast = precision == "fast" or (precision == "auto" and half)
         as_it_is = fast and options.get("normalised", False) and all(v.dtype == torch.bfloat16 for v in named)
@@ -124,13 +123,16 @@ class Pairs:
             ready = named
         elif options.get("normalised", False):
             ready = [value.to(widest) for value in named]
-        elif kernels.sphere_suits(x, y, options.get("kernel", "auto")) and widest == torch.float32:
+        elif kernels.sphere_suits(x, y, kernel) and widest == torch.float32:
             *ready, distances = kernels.onto_sphere(x, y)
             ready += [normalise(value.to(widest)) for value in named[2:]]
         else:
             ready = [normalise(value.to(widest)) for value in named]
+        if distances is None and kernel != "reference":
+            *views, distances = kernels.apart(ready[0], ready[1], kernels.sphere_suits(ready[0], ready[1], kernel))
+            ready = [*views, *ready[2:]]
         blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
-        return cls(ready[0], ready[1], blocks, world, options.get("kernel", "auto"), fast, distances)
+        return cls(ready[0], ready[1], blocks, world, kernel, fast, distances)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -141,10 +143,7 @@ class Pairs:
         """|x_i - y_i|^2 of the two views of each sample, (N,)."""
         if self.distances is not None:
             return self.distances
-        if self.x.dtype == self.dtype:
-            return (self.x - self.y).square().sum(dim=-1)
-        distances: Tensor = _SquaredDistances.apply(self.x, self.y)
-        return distances
+        return (self.x.to(self.dtype) - self.y.to(self.dtype)).square().sum(dim=-1)
 
     def detached(self) -> Pairs:
         """The same batch, with no gradient to compute."""
@@ -205,23 +204,6 @@ class Pairs:
         return kernels.row_logsumexp(
             block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
         )
-
-
-class _SquaredDistances(torch.autograd.Function):
-    """Of rows in half precision, in float32 and without a copy of them all: some thousand rows at a time."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y)
-        parts = zip(x.split(_PART), y.split(_PART), strict=True)
-        return torch.cat([(a.float() - b.float()).square().sum(dim=-1) for a, b in parts])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = ctx.saved_tensors
-        parts = zip(x.split(_PART), y.split(_PART), grad.split(_PART), strict=True)
-        slope = torch.cat([(2 * g.unsqueeze(-1) * (a.float() - b.float())).to(x.dtype) for a, b, g in parts])
-        return slope, -slope
 
 
 def normalise(x: Tensor) -> Tensor:

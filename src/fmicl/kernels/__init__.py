@@ -21,6 +21,7 @@ from torch import Tensor
 from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differentiably, world_of
 from fmicl.kernels.contract import Backend, PairFunction, Square
+from fmicl.kernels.partners import apart
 
 __all__ = [
     "Kernel",
@@ -30,6 +31,7 @@ __all__ = [
     "World",
     "all_logsumexp",
     "all_sum",
+    "apart",
     "onto_sphere",
     "pair_sum",
     "require_kernel",

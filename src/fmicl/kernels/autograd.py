@@ -12,7 +12,7 @@ from fmicl.kernels import reference
 from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
 
-__all__ = ["pair_sum", "row_logsumexp"]
+__all__ = ["pair_sum", "row_logsumexp", "used_once"]
 
 
 def pair_sum(
@@ -182,7 +182,10 @@ def _dense_gradients(
 
 def _scaled(value: Tensor, factor: Tensor) -> Tensor:
     """value * factor, in place where the graph is used only this once: the gradient may be most of the memory."""
+    return value.mul_(factor) if used_once() else value * factor
+
+
+def used_once() -> bool:
+    """Within a backward pass, whether it is the graph's only one: then what it computes may be changed in place."""
     keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    if keeps_graph is not None and not keeps_graph():
-        return value.mul_(factor)
-    return value * factor
+    return keeps_graph is not None and not keeps_graph()

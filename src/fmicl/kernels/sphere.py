@@ -1,4 +1,4 @@
-"""Two views onto the sphere, with their distances, in one kernel forward and one backward."""
+"""Two views onto the sphere, with their distances, and distances of views that are there: one kernel each way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from fmicl.kernels import sphere_device as device
 from fmicl.kernels.launch import launch
 
-__all__ = ["LONGEST_ROW", "onto_sphere"]
+__all__ = ["LONGEST_ROW", "add_slopes", "distances", "onto_sphere"]
 
 LONGEST_ROW = 4096
 """Entries of a row that a program holds at most."""
@@ -73,6 +73,20 @@ def _differentiable(x: Tensor, y: Tensor, gradients: tuple[Tensor | None, ...]) 
         )
     )
     return next(found) if x.requires_grad else None, next(found) if y.requires_grad else None
+
+
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    """|x_i - y_i|^2 in float32, (N,); arguments as in `onto_sphere`, and no gradient."""
+    n, d = x.shape
+    result = torch.empty(n, dtype=torch.float32, device=x.device)
+    device.distances[(n,)](x.contiguous(), y.contiguous(), result, d, **_shape(d))
+    return result
+
+
+def add_slopes(total: Tensor, x: Tensor, y: Tensor, by_distance: Tensor) -> None:
+    """total_i += 2 by_distance_i (x_i - y_i), in place; total is contiguous and of x's shape."""
+    n, d = x.shape
+    device.add_slopes[(n,)](total, x.contiguous(), y.contiguous(), by_distance.contiguous(), d, **_shape(d))
 
 
 def _shape(d: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Triton programs that put two views onto the sphere: one row of each for a program, read and written once."""
+"""Triton programs for two views: onto the sphere, and how far apart. A program has one row of each, read once."""
 
 from __future__ import annotations
 
@@ -58,3 +58,30 @@ def from_sphere(
         h -= slope
     tl.store(x_grad + at, (a_factor * (g - a * tl.sum(a * g, axis=0))).to(x_grad.dtype.element_ty), mask=inside)
     tl.store(y_grad + at, (b_factor * (h - b * tl.sum(b * h, axis=0))).to(y_grad.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gap(x, y, at, inside):
+    a = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    return a - tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def distances(x, y, result, d, BD: tl.constexpr):
+    """Squared distance of each two rows."""
+    i = tl.program_id(0)
+    k = tl.arange(0, BD)
+    gap = _gap(x, y, i.to(tl.int64) * d + k, k < d)
+    tl.store(result + i, tl.sum(gap * gap, axis=0))
+
+
+@triton.jit
+def add_slopes(total, x, y, by_distance, d, BD: tl.constexpr):
+    """total += 2 by_distance (x - y), row by row."""
+    i = tl.program_id(0)
+    k = tl.arange(0, BD)
+    inside = k < d
+    at = i.to(tl.int64) * d + k
+    old = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
+    new = old + 2 * tl.load(by_distance + i) * _gap(x, y, at, inside)
+    tl.store(total + at, new.to(total.dtype.element_ty), mask=inside)

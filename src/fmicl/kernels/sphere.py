@@ -79,14 +79,14 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
     """|x_i - y_i|^2 in float32, (N,); arguments as in `onto_sphere`, and no gradient."""
     n, d = x.shape
     result = torch.empty(n, dtype=torch.float32, device=x.device)
-    device.distances[(n,)](x.contiguous(), y.contiguous(), result, d, **_shape(d))
+    launch(device.distances, (n,))(x.contiguous(), y.contiguous(), result, d, **_shape(d))
     return result
 
 
 def add_slopes(total: Tensor, x: Tensor, y: Tensor, by_distance: Tensor) -> None:
     """total_i += 2 by_distance_i (x_i - y_i), in place; total is contiguous and of x's shape."""
     n, d = x.shape
-    device.add_slopes[(n,)](total, x.contiguous(), y.contiguous(), by_distance.contiguous(), d, **_shape(d))
+    launch(device.add_slopes, (n,))(total, x.contiguous(), y.contiguous(), by_distance.contiguous(), d, **_shape(d))
 
 
 def _shape(d: int) -> dict[str, int]:

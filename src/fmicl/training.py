@@ -107,6 +107,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             return None
         config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
         export(run, method.encoder, method.projection, config)
+        say("trained; now k-NN and a linear probe" if splits.test is not None else "trained; now its geometry")
         evaluate_run(run, splits=splits, device=recipe.device, say=say)
     from fmicl.report import write_report
 

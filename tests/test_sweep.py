@@ -679,6 +679,16 @@ def test_the_table_shows_each_run_and_the_time_left() -> None:
     assert time_left(rows[3]) is None
 
 
+def test_a_run_that_is_trained_is_being_evaluated() -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    console.print(
+        Display("x", live=True, console=console).table([SomeRun("kl", "running", Progress(10, 2.0, 1.0, 70.0))])
+    )
+    assert text.getvalue().count("evaluating") == 2, "in its row, and of the sweep"
+    assert "0:00:00" not in text.getvalue()
+
+
 def test_a_small_terminal_shows_what_happens() -> None:
     rows = [SomeRun(f"run{i}", "waiting" if i > 3 else "finished", Progress()) for i in range(40)]
     rows[30].state = "running"

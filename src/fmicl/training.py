@@ -24,7 +24,8 @@ from torch import nn
 
 import fmicl
 from fmicl import Divergence, theory
-from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
+from fmicl.callbacks import Guard, Recorder
+from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of

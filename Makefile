@@ -5,20 +5,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+RUNS := $(VENV)/.runs
+TESTS := $(VENV)/.tests
 
 .PHONY: demo test lint clean
 
-$(READY): pyproject.toml
+$(RUNS): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fmicl needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "could not make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	@echo "installing torch and what training needs into $(VENV): some minutes, the first time"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train]'
+	@touch $@
+
+$(TESTS): $(RUNS)
+	@echo "installing what the tests need into $(VENV)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-demo: $(READY)
+demo: $(RUNS)
 	$(BIN)/fmicl train digits
 
-lint: $(READY)
+lint: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -248,6 +248,8 @@ def main() -> None:
         recipe = changed(RECIPES[options.recipe].recipe, options.set)
     except ValueError as error:
         sys.exit(str(error))
+    if device.type != "cuda" and (options.kernels or options.timeline):
+        sys.exit("--kernels and --timeline show what a CUDA GPU does, and there is none here")
     bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()

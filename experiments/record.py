@@ -204,13 +204,14 @@ def render(record: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _warm_start(folder: Path, scores: Path | None) -> tuple[str, dict[str, Any]]:
+def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[str, dict[str, Any]]:
     """The record of a warm start: what it says of its training, and its scores before any contrastive step."""
     told = read_json(folder / "warm_start.json")
     if scores is None:
         raise ValueError(f"{folder} is a warm start: name its scores (`fmicl evaluate {folder} --sts DIR --json FILE`)")
     seed = told.get("settings", {}).get("seed", 0)
-    record = {"kind": "warm_start", **told, "seed": seed, "results": _without_folders(read_json(scores))}
+    about = {"commit": told.get("commit") or commit, "seed": seed}
+    record = {"kind": "warm_start", **told, **about, "results": _without_folders(read_json(scores))}
     if isinstance(told.get("command"), str):
         record["command"] = _command(shlex.split(told["command"]))
     return f"warm-start-seed{seed}.json", record
@@ -256,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
         records = []
         for run in _runs(options.runs):  # all are read before one is written
             if (run / "warm_start.json").is_file() and not (run / "settings.json").exists():
-                records.append((run, *_warm_start(run, options.scores)))
+                records.append((run, *_warm_start(run, options.scores, options.commit)))
             else:
                 record = make_record(run, options.commit)
                 records.append((run, record_name(record), record))

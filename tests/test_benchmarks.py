@@ -274,3 +274,12 @@ def test_cells_that_were_measured_again_are_the_newest() -> None:
     assert joined["machine"]["later"] == [{"date": "today", "commit": "abc", "command": "two"}]
     with pytest.raises(ValueError, match="differ in versions"):
         growth.join([old, {**new, "machine": {**new["machine"], "versions": {"torch": "2"}}}])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, its kernels are shown")
+def test_kernels_of_a_gpu_are_not_shown_without_one(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[1] / "benchmarks" / "training.py"
+    command = [sys.executable, str(script), "--recipe", "digits", "--timeline", str(tmp_path / "step.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("show what a CUDA GPU does, and there is none here")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tyro
 
+import fmicl
 from fmicl import cli
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
@@ -49,6 +50,21 @@ def test_help_loads_nothing_heavy() -> None:
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_version_is_told() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout) == (0, f"fmicl {fmicl.__version__}\n")
+
+
+def test_a_reader_who_has_seen_enough_is_no_error() -> None:
+    """As `fmicl train digits --help | head -1`, with a reader that leaves before a word is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--help"]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writing)
+    assert done.stderr == ""
 
 
 def without(package: str, script: str) -> subprocess.CompletedProcess[str]:

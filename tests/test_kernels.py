@@ -385,3 +385,39 @@ def test_a_view_that_nothing_flows_back_to_can_be_differentiated_too() -> None:
     _, other, _ = kernels.onto_sphere(x, y)
     (slope,) = torch.autograd.grad(other.sum(), x, create_graph=True, materialize_grads=True)
     assert not bool(slope.any())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_distances_add_to_a_gradient_where_it_is(dtype: torch.dtype, keep: bool, fused: bool) -> None:
+    """No second gradient of all rows is made, unless somebody still needs the first one."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(5, 3, generator=generator).to(dtype).requires_grad_() for _ in range(2))
+    factor = torch.randn(5, 3, generator=generator).to(dtype)
+    one, _, distances = kernels.apart(x, y, fused)
+    places: list[int] = []
+    sent: list[Tensor] = []
+
+    def look(gradient: Tensor) -> None:
+        places.append(gradient.data_ptr())
+        if keep:
+            sent.append(gradient)
+
+    one.register_hook(look)
+    ((one * factor).sum() + 2 * distances.sum()).backward(retain_graph=keep)
+    slope = 4 * (x.detach().float() - y.detach().float())
+    assert x.grad is not None
+    assert y.grad is not None
+    torch.testing.assert_close(x.grad, (factor.float() + slope).to(dtype))
+    torch.testing.assert_close(y.grad, (-slope).to(dtype))
+    assert (places == [x.grad.data_ptr()]) is not keep
+    if keep:
+        torch.testing.assert_close(sent[0], factor)
+
+
+def test_a_gradient_that_is_one_number_for_all_rows_is_left_alone() -> None:
+    x, y = torch.ones(4, 2, requires_grad=True), torch.zeros(4, 2)
+    one, _, distances = kernels.apart(x, y)
+    (one.sum() + distances.sum()).backward()
+    torch.testing.assert_close(x.grad, torch.full((4, 2), 3.0))

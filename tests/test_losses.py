@@ -15,7 +15,6 @@ from torch import Tensor
 
 import fmicl
 from fmicl import functional
-from fmicl.kernels import apart
 
 F64 = torch.float64
 NAMES = fmicl.list_divergences()
@@ -539,39 +538,3 @@ def test_bfloat16_rows_on_the_sphere_are_taken_as_they_are(name: str, negatives:
         assert true.grad is not None
         assert leaf.grad.dtype == torch.bfloat16
         assert float((leaf.grad.double() - true.grad).norm()) <= 6e-3 * float(true.grad.norm())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
-def test_distances_add_to_a_gradient_where_it_is(dtype: torch.dtype, keep: bool, fused: bool) -> None:
-    """No second gradient of all rows is made, unless somebody still needs the first one."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(5, 3, generator=generator).to(dtype).requires_grad_() for _ in range(2))
-    factor = torch.randn(5, 3, generator=generator).to(dtype)
-    one, _, distances = apart(x, y, fused)
-    places: list[int] = []
-    sent: list[Tensor] = []
-
-    def look(gradient: Tensor) -> None:
-        places.append(gradient.data_ptr())
-        if keep:
-            sent.append(gradient)
-
-    one.register_hook(look)
-    ((one * factor).sum() + 2 * distances.sum()).backward(retain_graph=keep)
-    slope = 4 * (x.detach().float() - y.detach().float())
-    assert x.grad is not None
-    assert y.grad is not None
-    torch.testing.assert_close(x.grad, (factor.float() + slope).to(dtype))
-    torch.testing.assert_close(y.grad, (-slope).to(dtype))
-    assert (places == [x.grad.data_ptr()]) is not keep
-    if keep:
-        torch.testing.assert_close(sent[0], factor)
-
-
-def test_a_gradient_that_is_one_number_for_all_rows_is_left_alone() -> None:
-    x, y = torch.ones(4, 2, requires_grad=True), torch.zeros(4, 2)
-    one, _, distances = apart(x, y)
-    (one.sum() + distances.sum()).backward()
-    torch.testing.assert_close(x.grad, torch.full((4, 2), 3.0))

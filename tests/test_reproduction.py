@@ -169,9 +169,10 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
     command = [str(tmp_path / "warm"), "--into", str(tmp_path / "results")]
     assert record.main(command) == 2
     assert "name its scores" in capsys.readouterr().err
-    assert record.main([*command, "--scores", str(tmp_path / "scores.json")]) == 0
+    assert record.main([*command, "--scores", str(tmp_path / "scores.json"), "--commit", "abc1234"]) == 0
     start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
     assert (start["results"], start["seed"]) == ({"avg": 40.0}, 1)
+    assert start["commit"] == "abc1234"
     assert start["command"] == "python experiments/warm_start.py train wiki.txt M"
 
 

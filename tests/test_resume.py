@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fmicl import runs, training
-from fmicl.callbacks import Checkpoints
+from fmicl.checkpoints import Checkpoints
 from fmicl.files import write_whole
 from fmicl.methods import METHODS
 from fmicl.models import SmallConv

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fmicl import functional as functional
     from fmicl import kernels as kernels
     from fmicl import losses as losses
+    from fmicl import sts as sts
     from fmicl import theory as theory
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = ("estimators", "functional", "kernels", "losses", "theory")
+_MODULES = ("estimators", "functional", "kernels", "losses", "sts", "theory")
 _HOMES = {
     "AlignUniformLoss": "losses",
     "Cosine": "similarities",

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from fmicl import __version__
 from fmicl.grid import SweepOptions, grid_class, grid_of
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
@@ -318,6 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     try:
         return int(_parse(arguments)() or 0)
+    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:
@@ -331,11 +335,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
+    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+        print(f"fmicl {__version__}")
+        raise SystemExit(0)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             return tyro.cli(
-                _COMMANDS, prog="fmicl", description="Contrastive learning with any f-divergence.", args=arguments
+                _COMMANDS,
+                prog="fmicl",
+                description="Contrastive learning with any f-divergence. (--version says which one this is.)",
+                args=arguments,
             )
     except SystemExit as exit_:
         # tyro names the field of a dataclass that refused its values by its own inner path, which helps nobody.

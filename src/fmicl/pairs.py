@@ -41,7 +41,10 @@ def check_options(**options: Unpack[Options]) -> None:
     """Refuse what can't be meant, before the first batch."""
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
-        raise TypeError(f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}")
+        raise TypeError(
+            f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}. "
+            "A divergence's own parameters go to it: fmicl.divergence('tsallis', order=2.0)"
+        )
     for name in ("normalised", "gather"):
         value = options.get(name, True)
         if not isinstance(value, bool):

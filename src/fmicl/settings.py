@@ -107,7 +107,7 @@ class Settings:
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto: on a GPU."""
     checkpoint_minutes: float = 10.0
-    """Longest time between two checkpoints; epochs of half a minute and more end with one anyway."""
+    """Longest time between two checkpoints; epochs of a minute and more end with one anyway."""
     checkpoint_steps: int = 0
     """Also write a checkpoint each so many steps (0: no)."""
 

@@ -259,7 +259,7 @@ class Display:
                 "" if p.seconds is None else f"{p.seconds:.1f}",
                 _score(p.score if not found else next(iter(found.values()))),
                 "" if p.loss is None else f"{p.loss:.4f}",
-                clock(time_left(row)) if row.state == "running" else "",
+                _rest(row),
                 row.error or row.where,
                 style=style,
             )
@@ -273,6 +273,12 @@ class Display:
         ranked = sorted(rows, key=lambda row: order.index(row.state) if row.state in order else len(order))
         kept = {id(row) for row in ranked[:room]}
         return [row for row in rows if id(row) in kept]
+
+
+def _rest(row: Row) -> str:
+    """What a run still has to do: so much time of training, or what comes after it."""
+    left = time_left(row) if row.state == "running" else None
+    return "evaluating" if left == 0 else clock(left)
 
 
 def _score(value: float | None) -> str:
@@ -295,4 +301,4 @@ def _left(rows: Sequence[Row], slots: int | None) -> str:
         return ""
     later = sum(epochs or 0 for epochs in waiting) * statistics.fmean(pace)
     total = max(max(running), (sum(running) + later) / max(1, slots or len(rows)))
-    return f"; about {clock(total)} left"
+    return f"; about {clock(total)} left" if total else "; evaluating"

@@ -139,6 +139,8 @@ def train_text(
             + (f"the best on STS-B dev, {chosen['stsb_dev']:.2f}" if recorder.best else _why_last(recipe))
         )
         export_text(run, encoder, method.projection, tokenizer, length)
+        if recipe.sts is not None:
+            say("trained; now the STS tasks")
         scores = None if recipe.sts is None else evaluate_text(run.path, recipe.sts, device=recipe.device, bar=True)
         note_scores(run, scores, chosen)
     from fmicl.report import write_report

@@ -24,7 +24,8 @@ from torch import nn
 
 import fmicl
 from fmicl import Divergence, theory
-from fmicl.callbacks import Checkpoints, Guard, Recorder, RemainingBatches
+from fmicl.callbacks import Guard, Recorder
+from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
@@ -107,6 +108,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             return None
         config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
         export(run, method.encoder, method.projection, config)
+        say("trained; now k-NN and a linear probe" if splits.test is not None else "trained; now its geometry")
         evaluate_run(run, splits=splits, device=recipe.device, say=say)
     from fmicl.report import write_report
 

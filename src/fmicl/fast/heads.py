@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fmicl.fast.known import on_gpu, plain_norm
 from fmicl.fast.narrow import narrow
-from fmicl.fast.resnet import on_gpu, plain_norm
 
 __all__ = ["speed_up_head"]
 

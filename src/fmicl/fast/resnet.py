@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fmicl.fast.known import on_gpu, plain_norm
 from fmicl.fast.narrow import narrow
 
-__all__ = ["on_gpu", "plain_norm", "speed_up", "suits"]
+__all__ = ["speed_up", "suits"]
 
 
 def suits(model: nn.Module) -> bool:
@@ -124,15 +125,6 @@ def _every(block: Any) -> int:
     return int(conv.stride[0]) if plain and conv.stride[0] == conv.stride[1] else 1
 
 
-def on_gpu(images: Tensor) -> bool:
-    """Whether Triton's programs run where the images are: on a GPU, or in its interpreter."""
-    if images.device.type == "cuda":
-        return True
-    from fmicl.kernels.triton import interpreting
-
-    return interpreting() and images.device.type == "cpu"
-
-
 def _blocks(model: Any) -> list[nn.Module]:
     return [block for stage in (model.layer1, model.layer2, model.layer3, model.layer4) for block in stage]
 
@@ -149,11 +141,3 @@ def _plain_block(block: Any) -> bool:
     if down is None:
         return True
     return len(down) == 2 and type(down[0]) is nn.Conv2d and down[0].bias is None and plain_norm(down[1])
-
-
-def plain_norm(norm: object) -> bool:
-    """Whether `fmicl.fast.norm` knows the module: torch's own batch normalisation, with all that it can hold."""
-    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
-        return False  # timm's own, which hold their activation, are subclasses
-    assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
-    return norm.affine and norm.track_running_stats and norm.momentum is not None

@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _TILED = cast(Backend, tiled)
+_LONGEST_ROW = 4096  # entries that a program of `fmicl.kernels.sphere` holds
 Kernel = Literal["auto", "reference", "tiled", "triton"]
 Precision = Literal["auto", "fast", "high"]
 
@@ -123,7 +124,7 @@ def _wide(x: Tensor) -> Tensor:
 
 def sphere_suits(x: Tensor, y: Tensor, kernel: Kernel) -> bool:
     """Whether `onto_sphere` can take these rows: on a GPU, where no other kernel was asked for."""
-    if kernel not in ("auto", "triton") or x.shape[1] > 4096 or torch.float64 in (x.dtype, y.dtype):
+    if kernel not in ("auto", "triton") or x.shape[1] > _LONGEST_ROW or torch.float64 in (x.dtype, y.dtype):
         return False
     if triton_runs_on(x.device):
         return True

@@ -10,10 +10,7 @@ from torch import Tensor
 from fmicl.kernels import sphere_device as device
 from fmicl.kernels.launch import launch
 
-__all__ = ["LONGEST_ROW", "add_slopes", "distances", "onto_sphere"]
-
-LONGEST_ROW = 4096
-"""Entries of a row that a program holds at most."""
+__all__ = ["add_slopes", "distances", "onto_sphere"]
 
 
 def onto_sphere(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

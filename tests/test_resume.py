@@ -21,6 +21,7 @@ from fmicl.files import write_whole
 from fmicl.methods import METHODS
 from fmicl.models import SmallConv
 from fmicl.recipes import Recipe
+from fmicl.results import load_splits
 from fmicl.training import train
 from image_sets import make
 from test_training import digits, small
@@ -151,6 +152,26 @@ def test_files_that_are_decoded_as_they_go(tmp_path: Path, monkeypatch: pytest.M
     folder = make("images", tmp_path)
     recipe = small("images", folder, memory_gib=0.0, epochs=2, checkpoint_steps=1, workers=1, monitor_every=0)
     cut_and_resume(recipe, 1, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 0.0])
+def test_broken_files_are_left_out_as_before(
+    memory_gib: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Held in memory, or found and replaced as they go, as in a folder too large to decode beforehand."""
+    monkeypatch.setattr("fmicl.data.folders._DECODED", 0)
+    folder = make("images", tmp_path)
+    assert folder is not None
+    recipe = small("images", folder, memory_gib=memory_gib, epochs=3, checkpoint_steps=1, monitor_every=0)
+    trained = load_splits(recipe).names
+    (folder / trained[0]).write_bytes(b"not an image")
+    data = (folder / trained[4]).read_bytes()
+    (folder / trained[4]).write_bytes(data[: len(data) // 3] + data[-12:])  # header and end are fine
+    cut_and_resume(recipe, 3, tmp_path, monkeypatch)
+    told = [line for line in capsys.readouterr().out.splitlines() if "can't be" in line]
+    said = ["2 image(s) can't be read"] if memory_gib else ["1 image(s) can't be read", "1 image(s) can't be decoded"]
+    assert len(told) == 3 * len(said)  # once for each start
+    assert all(any(words in line for line in told[: len(said)]) for words in said)
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

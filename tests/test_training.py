@@ -151,6 +151,34 @@ def test_validation_leaves_the_test_split_alone(tmp_path: Path) -> None:
     assert (results["train_samples"], results["test_samples"]) == (1010, 337)
 
 
+@pytest.mark.parametrize("memory_gib", [4.0, 0.0])
+def test_a_small_folder_is_trained_on_without_its_broken_files(
+    memory_gib: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("images", tmp_path, n=30)
+    assert folder is not None
+    recipe = small("images", folder, memory_gib=memory_gib, epochs=1)
+    whole = load_splits(recipe)
+    for name in whole.names[:3]:
+        (folder / name).write_bytes(b"not an image")
+    os.rename(folder / whole.names[0], os.fsencode(folder) + b"/a/\xff.png")  # a name that no terminal can show
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if "warning" in line)
+    assert told.startswith("warning: 3 image(s) can't be read and are left out: ")
+    for name in (r"a/\xff.png", *whole.names[1:3]):
+        assert f"{name}: not an image" in told
+    results = json.loads(run.results.read_text())
+    assert results["skipped_images"] == 3
+    assert whole.test is not None
+    assert (results["train_samples"], results["test_samples"]) == (len(whole.names) - 3, len(whole.test))
+    with pytest.raises(ValueError, match="don't fill one batch"):
+        train(dataclasses.replace(recipe, batch_size=len(whole.names)), out=tmp_path / "other")
+    assert "3 image(s) can't be read" in capsys.readouterr().out  # which is why
+
+
 def test_a_file_that_only_decoding_finds_broken_never_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.data import LineReader, Skipped, find_images, plain_batches
+from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
 from fmicl.evaluation import extract_features
 from fmicl.files import write_whole
 from fmicl.runs import EncoderConfig, load_encoder, open_run, pick_device
@@ -85,9 +84,9 @@ def embed_folder(
             raise
         raise ValueError(f"none of the images in {folder} can be decoded, for example {broken[0]}") from error
     gone = {line.path for line in broken}
-    paths = [_text(path.relative_to(folder).as_posix()) for path in samples.paths if path not in gone]
+    paths = [printable(path.relative_to(folder).as_posix()) for path in samples.paths if path not in gone]
     write_table(output, paths, vectors)
-    return len(paths), tuple(_text(str(line)) for line in (*skipped, *broken))
+    return len(paths), tuple(str(line) for line in (*skipped, *broken))
 
 
 def embed_text(run: Path, file: Path, output: Path, *, device: str = "auto", batch_size: int = 256) -> int:
@@ -142,11 +141,6 @@ def _check_output(output: Path) -> None:
         raise FileExistsError(f"{output} exists and is not overwritten: take another name")
     if not output.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
-
-
-def _text(path: str) -> str:
-    """A file name as text that can be written anywhere."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str = "path") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fmicl.data import (
     Skipped,
     Splits,
     ViewStream,
+    listed,
     load_images,
     pictures,
     plain_batches,
@@ -68,7 +70,7 @@ def evaluate_run(
         data_dir: where the data is now, if it has moved.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
-        say: where warnings go: of data that has changed since training, and of images that can't be decoded.
+        say: where warnings go: of data that has changed since training, and of images that can't be read.
 
     Returns:
         What results.json holds.
@@ -83,7 +85,7 @@ def evaluate_run(
     place = pick_device(device)
     encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
     if splits is None:
-        splits = load_splits(recipe)
+        splits = load_splits(recipe, say)
         changed = what_changed(read_fingerprint(run), splits)
         if changed:
             say(
@@ -112,7 +114,7 @@ def evaluate_run(
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
-        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {_listed(broken)}")
+        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {listed(broken)}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
     keep_old(run.results, results)
     write_whole(run.arrays, lambda path: save_file(arrays, path))
@@ -120,18 +122,23 @@ def evaluate_run(
     return results
 
 
-def load_splits(recipe: Recipe) -> Splits:
-    """The data of a recipe."""
-    return load_images(
-        recipe.dataset,
-        recipe.data_dir,
-        size=recipe.views.size,
-        download=recipe.download,
-        validation=recipe.validation,
-        seed=recipe.seed,
-        memory_limit=round(recipe.memory_gib * 2**30),
-        checksum=recipe.checksum,
-    )
+def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Splits:
+    """The data of a recipe; ``say`` is told of images that can't be read."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*and are skipped")  # they are told below
+        splits = load_images(
+            recipe.dataset,
+            recipe.data_dir,
+            size=recipe.views.size,
+            download=recipe.download,
+            validation=recipe.validation,
+            seed=recipe.seed,
+            memory_limit=round(recipe.memory_gib * 2**30),
+            checksum=recipe.checksum,
+        )
+    if splits.skipped and say is not None:
+        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
+    return splits
 
 
 def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callable[[nn.Module], float] | None:
@@ -181,11 +188,6 @@ def _without(samples: Samples, broken: list[Skipped]) -> Samples:
         return samples
     gone = {skipped.path for skipped in broken}
     return samples.select([i for i, path in enumerate(samples.paths) if path not in gone])
-
-
-def _listed(skipped: list[Skipped]) -> str:
-    more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
-    return "; ".join(str(x) for x in skipped[:3]) + more
 
 
 def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: Recipe) -> dict[str, Any]:

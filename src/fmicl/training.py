@@ -26,7 +26,7 @@ import fmicl
 from fmicl import Divergence, theory
 from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
-from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, what_changed
+from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
 from fmicl.processes import Processes, check_batch, resolve_processes
@@ -75,7 +75,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         build_objective(recipe)  # wrong settings are found before data is read and a folder made
         encoder = build_recipe_encoder(recipe)
-        splits = load_splits(recipe)
+        splits = load_splits(recipe, say if processes.rank == 0 else None)
         stream = _stream(recipe, splits, device, processes)
         old = old_run(name, out) if resume else None
         changed = functools.partial(what_changed, splits=splits)
@@ -88,7 +88,6 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         if processes.rank == 0:
             run = open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed)
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
-            _report_skipped(splits)
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
             _report_unused_by(encoder, recipe, usual)
@@ -388,9 +387,7 @@ def certificate(recipe: Settings, dim: int) -> str:
 
 def _report_broken(broken: Sequence[Skipped]) -> None:
     """Of files that passed the look at their header and end; each process tells what it has met."""
-    more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
-    listed = "; ".join(str(skipped) for skipped in broken[:3]) + more
-    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed}")
+    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed(broken)}")
 
 
 def report_unused(recipe: Settings, default: Settings) -> None:
@@ -409,13 +406,6 @@ def _report_unused_by(encoder: nn.Module, recipe: Recipe, default: Recipe) -> No
         say(f"warning: {', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no part in encoder {recipe.encoder}")
 
 
-def _report_skipped(splits: Splits) -> None:
-    if splits.skipped:
-        shown = "\n".join(f"  {skipped}" for skipped in splits.skipped[:5])
-        more = f"\n  and {len(splits.skipped) - 5} more" if len(splits.skipped) > 5 else ""
-        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out:\n{shown}{more}")
-
-
 def say(line: str) -> None:
     """A line for whoever watches."""
     print(line, flush=True)
@@ -431,7 +421,6 @@ def quiet_lightning() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="lightning")
-            warnings.filterwarnings("ignore", message=".*and are skipped")  # they are listed by _report_skipped
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):

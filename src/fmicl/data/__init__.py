@@ -9,7 +9,17 @@ from fmicl.data.fingerprint import fingerprint, what_changed
 from fmicl.data.folders import find_images
 from fmicl.data.lines import LineReader
 from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images, named_folder
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, split_by_name, stratified_split
+from fmicl.data.samples import (
+    ArraySamples,
+    FileSamples,
+    Samples,
+    Skipped,
+    Splits,
+    listed,
+    printable,
+    split_by_name,
+    stratified_split,
+)
 from fmicl.data.sentences import SentenceStream, padded_width
 from fmicl.data.stream import Batch, Stream, ViewStream, pictures, plain_batches
 from fmicl.data.tokens import Sentences, cache_root, text_changed, tokenise_file
@@ -32,11 +42,13 @@ __all__ = [
     "find_images",
     "fingerprint",
     "list_datasets",
+    "listed",
     "load_images",
     "named_folder",
     "padded_width",
     "pictures",
     "plain_batches",
+    "printable",
     "split_by_name",
     "stratified_split",
     "text_changed",

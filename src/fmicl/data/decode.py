@@ -26,6 +26,7 @@ __all__ = [
     "resize_square",
     "stored_side",
     "to_tensor",
+    "try_decode",
 ]
 
 # Also those that Pillow reads only with a plugin: better an error or a warning than photos that are passed over.
@@ -69,15 +70,22 @@ def decode(path: Path | str) -> Image.Image:
         'RGB'
     """
     try:
-        with Image.open(path) as image:
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-            if upright.mode.startswith("I"):  # 16 bits a pixel, which a plain conversion would cut off at 255
-                values = np.asarray(upright).astype(np.int64)
-                upright = Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8))
-            return upright.convert("RGB")
+        return _pixels(path)
     except Exception as error:  # decoders raise whatever they like, from SyntaxError to struct.error
         raise OSError(f"{path} can't be decoded ({_reason(error)}). Repair or remove it.") from error
+
+
+def try_decode(path: Path) -> Image.Image | Skipped:
+    """As :func:`decode`, but for a file that can't be decoded it says why.
+
+    Example:
+        >>> try_decode(Path("nowhere.png"))
+        Skipped(path=...Path('nowhere.png'), reason='there is no such file')
+    """
+    try:
+        return _pixels(path)
+    except Exception as error:
+        return Skipped(path, _reason(error))
 
 
 def check_image(path: Path) -> tuple[int, int] | Skipped:
@@ -177,6 +185,16 @@ def in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> 
             result = waiting.popleft().result()
             waiting.extend(pool.submit(function, item) for item in islice(source, 1))
             yield result
+
+
+def _pixels(path: Path | str) -> Image.Image:
+    with Image.open(path) as image:
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I"):  # 16 bits a pixel, which a plain conversion would cut off at 255
+            values = np.asarray(upright).astype(np.int64)
+            upright = Image.fromarray((values.clip(0, 65535) >> 8).astype(np.uint8))
+        return upright.convert("RGB")
 
 
 def _ends_with(path: Path, end: bytes) -> bool:

@@ -3,8 +3,8 @@
 A file counts as an image by its extension; hidden files and folders are passed over. Every image is looked at
 before training starts: decoded, or, in folders of more than 10,000 that don't fit into memory, only its header and
 its end (damage in between is then found while training, see :class:`fmicl.data.ViewStream`). Those that can't be
-read are an error in a small folder, where each one is easily repaired or removed; a folder of at least 100 images is
-large: there they are skipped, counted, and reported with a warning, as long as they are no more than a tenth of it.
+read are skipped, counted, and reported with a warning; it is an error if there are no others. They have no say in
+which of the others are held out, or at what shape these are kept.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 
-from fmicl.data.decode import EXTENSIONS, check_image, decode, in_threads, resize_centre, stored_side, to_tensor
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, split_by_name
+from fmicl.data.decode import EXTENSIONS, check_image, in_threads, resize_centre, stored_side, to_tensor, try_decode
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, listed, split_by_name
 
 __all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
 
-_LARGE = 100  # from so many images on, unreadable ones are skipped ...
-_TOO_MANY = 0.1  # ... up to this share
 _DECODED = 10_000  # folders up to so many images are decoded whole before training, even where they stay files
 _HELD_OUT = 0.1  # of the labelled images of a user's folder
 _EVALUATION = ("test", "val", "valid", "validation")  # folders that are a split when train/ is beside them
@@ -59,13 +57,9 @@ def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
     paths = _images_in(root)
-    looked = list(in_threads(check_image, paths))
-    skipped = tuple(x for x in looked if isinstance(x, Skipped))
-    if len(skipped) == len(paths):
-        raise FileNotFoundError(f"none of the {len(paths)} images in {root} can be read, for example {skipped[0]}")
-    _warn(root, skipped, len(paths))
-    bad = {x.path for x in skipped}
-    return FileSamples(tuple(p for p in paths if p not in bad)), skipped
+    shapes, skipped = _look(paths)
+    _report(root, skipped, len(paths))
+    return FileSamples(tuple(shapes)), tuple(skipped)
 
 
 def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
@@ -84,8 +78,8 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
         memory_limit: Bytes up to which the images are kept in memory, resized.
 
     Raises:
-        FileNotFoundError: If there is no such folder, or no image in it.
-        ValueError: If too many images can't be read; see the module's first lines.
+        FileNotFoundError: If there is no such folder, or no readable image in it.
+        ValueError: If there are classes, but the readable images are too few to evaluate on.
     """
     root = data_dir
     folders = {f.name: f for f in _subfolders(root)}
@@ -190,7 +184,7 @@ def _words(path: Path) -> dict[str, str]:
 
 def _given_split(root: Path, train: Path, test: Path) -> _Listing:
     """Class folders in two places; those of the second are among those of the first."""
-    listed: list[tuple[list[Path], list[str]]] = []
+    found: list[tuple[list[Path], list[str]]] = []
     for folder in (train, test):
         paths = _images_in(folder)
         loose = next((p for p in paths if p.parent == folder), None)
@@ -199,8 +193,8 @@ def _given_split(root: Path, train: Path, test: Path) -> _Listing:
                 f"{loose} is in no class folder: {folder} needs a folder for each class, with its images inside"
                 + (" (for ImageNet's val/ there is a script, valprep.sh, that sorts them)" if folder == test else "")
             )
-        listed.append((paths, [p.relative_to(folder).parts[0] for p in paths]))
-    (paths, names), (test_paths, test_names) = listed
+        found.append((paths, [p.relative_to(folder).parts[0] for p in paths]))
+    (paths, names), (test_paths, test_names) = found
     classes = sorted(set(names))
     unknown = sorted(set(test_names) - set(classes))
     if unknown:
@@ -226,30 +220,45 @@ def _assemble(listing: _Listing, size: int, memory_limit: int) -> Splits:
     labels = torch.tensor(listing.labels + listing.test_labels, dtype=torch.int64)
     is_test = torch.arange(len(paths)) >= len(listing.paths)
     _logger.info("looking at %s images in %s", f"{len(paths):,}", listing.root)
-    looked = list(in_threads(check_image, paths))
-    skipped = [x for x in looked if isinstance(x, Skipped)]
-    good = [i for i, x in enumerate(looked) if not isinstance(x, Skipped)]
-    _judge(listing.root, skipped, len(paths))
-    height, width = _kept_shape([x for x in looked if not isinstance(x, Skipped)], size)
-    samples: Samples
-    if len(good) * 3 * height * width <= memory_limit:
-        images, failed = _decode_all([paths[i] for i in good], height, width, size)
-        skipped += failed
-        _judge(listing.root, skipped, len(paths))
-        bad = {x.path for x in failed}
-        good = [i for i in good if paths[i] not in bad]
-        samples = ArraySamples(images)
-    else:
-        if len(good) <= _DECODED:
-            failed = [x for x in in_threads(_decodable, [paths[i] for i in good]) if x is not None]
-            skipped += failed
-            _judge(listing.root, skipped, len(paths))
-            bad = {x.path for x in failed}
-            good = [i for i in good if paths[i] not in bad]
-        samples = FileSamples(tuple(paths[i] for i in good))
-    _warn(listing.root, skipped, len(paths))
+    shapes, skipped = _look(paths)
+    samples, failed = _read(shapes, size, memory_limit)
+    skipped += failed
+    _report(listing.root, skipped, len(paths))
+    bad = {x.path for x in skipped}
+    good = [i for i, path in enumerate(paths) if path not in bad]
     names = [paths[i].relative_to(listing.root).as_posix() for i in good]
     return _split(samples, names, labels[good], is_test[good], listing, tuple(skipped))
+
+
+def _look(paths: Sequence[Path]) -> tuple[dict[Path, tuple[int, int]], list[Skipped]]:
+    """The shapes of the images, as their headers say, and those that can't be read."""
+    looked = list(zip(paths, in_threads(check_image, paths), strict=True))
+    shapes = {path: x for path, x in looked if not isinstance(x, Skipped)}
+    return shapes, [x for _, x in looked if isinstance(x, Skipped)]
+
+
+def _read(shapes: dict[Path, tuple[int, int]], size: int, memory_limit: int) -> tuple[Samples, list[Skipped]]:
+    """The images in memory if they fit, as files if not; and those that only decoding finds broken."""
+    plan = height, width, fits = _plan(shapes, size, memory_limit)
+    images: Tensor | None = None
+    failed: list[Skipped] = []
+    if fits:
+        images, failed = _decode_all(list(shapes), height, width, size)
+    elif len(shapes) <= _DECODED:
+        failed = [x for x in in_threads(_broken, list(shapes)) if x is not None]
+    bad = {x.path for x in failed}
+    whole = {path: shape for path, shape in shapes.items() if path not in bad}
+    if _plan(whole, size, memory_limit) != plan:  # the broken ones had a say in it
+        images = None  # makes room for those that are read again
+        samples, more = _read(whole, size, memory_limit)
+        return samples, failed + more
+    return FileSamples(tuple(whole)) if images is None else ArraySamples(images), failed
+
+
+def _plan(shapes: dict[Path, tuple[int, int]], size: int, memory_limit: int) -> tuple[int, int, bool]:
+    """Height and width that the images would be kept at, and whether they fit into memory then."""
+    height, width = _kept_shape(list(shapes.values()), size)
+    return height, width, len(shapes) * 3 * height * width <= memory_limit
 
 
 def _split(
@@ -265,8 +274,13 @@ def _split(
     train = (~is_test & (labels >= 0)).nonzero()[:, 0]
     rest = (~is_test).nonzero()[:, 0]
     held = is_test.nonzero()[:, 0]
-    if len(train) == 0 or len(held) == 0:
-        raise ValueError(f"{listing.root} has no readable labelled image left for {'train' if len(held) else 'test'}")
+    counts = labels[train].bincount(minlength=2)
+    if len(held) == 0 or int((counts > 0).sum()) < 2 or int(counts.max()) < 2:
+        unread = f". These can't be read: {listed(skipped)}" if skipped else ""
+        raise ValueError(
+            f"{listing.root} has too few readable images in its class folders to evaluate on: training images of two "
+            f"classes, two of one of them, and one that is held out are the least{unread}"
+        )
     training = _labelled(samples.select(train), labels[train])
     return Splits(
         pretrain=training if len(rest) == len(train) else samples.select(rest),
@@ -289,24 +303,20 @@ def _labelled(samples: Samples, labels: Tensor) -> Samples:
 def _kept_shape(shapes: Sequence[tuple[int, int]], size: int) -> tuple[int, int]:
     """Images that all have one shape, and none too large, are kept pixel for pixel; else they become squares."""
     side = stored_side(size)
-    first = shapes[0]
+    first = shapes[0] if shapes else (side, side)
     return first if max(first) <= side and all(shape == first for shape in shapes) else (side, side)
 
 
-def _decodable(path: Path) -> Skipped | None:
-    try:
-        decode(path)
-    except OSError as error:
-        return Skipped(path, str(error.__cause__ or error))
-    return None
+def _broken(path: Path) -> Skipped | None:
+    found = try_decode(path)
+    return found if isinstance(found, Skipped) else None
 
 
 def _decode_all(paths: list[Path], height: int, width: int, size: int) -> tuple[Tensor, list[Skipped]]:
     def one(path: Path) -> Tensor | Skipped:
-        try:
-            image = decode(path)
-        except OSError as error:
-            return Skipped(path, str(error.__cause__ or error))
+        image = try_decode(path)
+        if isinstance(image, Skipped):
+            return image
         if image.size != (width, height):
             if height == width == stored_side(size):
                 image = resize_centre(image, height, size, whole=True)
@@ -326,20 +336,13 @@ def _decode_all(paths: list[Path], height: int, width: int, size: int) -> tuple[
     return images[:count], failed
 
 
-def _judge(root: Path, skipped: Sequence[Skipped], total: int) -> None:
-    """Raise if unreadable images are not to be skipped."""
-    if not skipped or (total >= _LARGE and len(skipped) <= _TOO_MANY * total):
-        return
-    shown = "\n".join(f"  {x}" for x in skipped[:5])
-    more = f"\n  and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-    hint = "repair or remove them" if total < _LARGE else "too many to skip; is the folder whole?"
-    raise ValueError(f"{len(skipped)} of the {total} images in {root} can't be read ({hint}):\n{shown}{more}")
-
-
-def _warn(root: Path, skipped: Sequence[Skipped], total: int) -> None:
+def _report(root: Path, skipped: Sequence[Skipped], total: int) -> None:
+    """Warn of images that can't be read; raise if there are no others."""
+    if len(skipped) == total:
+        raise FileNotFoundError(f"none of the {total} images in {root} can be read: {listed(skipped)}")
     if skipped:
         warnings.warn(
-            f"{len(skipped)} of the {total} images in {root} can't be read and are skipped, for example {skipped[0]}",
+            f"{len(skipped)} of the {total} images in {root} can't be read and are skipped: {listed(skipped)}",
             stacklevel=4,
         )
 

@@ -99,7 +99,8 @@ def load_images(
     CIFAR-10, STL-10 and the digits come as arrays. Folders do so too if they fit into ``memory_limit`` once their
     shorter side is resized to about ``size * 256 / 224`` and the centre cut out as a square; otherwise they stay
     files, which are decoded when they are needed. (Images that all have one shape, none of its sides larger
-    than that, are kept pixel for pixel.)
+    than that, are kept pixel for pixel.) Images of a folder that can't be read are left out, with a warning that
+    counts them and names the first; ``skipped`` of the result has them all.
 
     Args:
         name: One of :func:`list_datasets`.

@@ -11,7 +11,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["ArraySamples", "FileSamples", "Samples", "Skipped", "Splits", "split_by_name", "stratified_split"]
+__all__ = [
+    "ArraySamples",
+    "FileSamples",
+    "Samples",
+    "Skipped",
+    "Splits",
+    "listed",
+    "printable",
+    "split_by_name",
+    "stratified_split",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +116,28 @@ class Skipped:
     reason: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return printable(f"{self.path}: {self.reason}")
+
+
+def listed(skipped: Sequence[Skipped]) -> str:
+    """The first three of some images that could not be read, and how many more there are, in one line.
+
+    Example:
+        >>> listed([Skipped(Path(name), "is empty") for name in ("a.png", "b.png", "c.png", "d.png")])
+        'a.png: is empty; b.png: is empty; c.png: is empty; and 1 more'
+    """
+    more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+    return "; ".join(str(x) for x in skipped[:3]) + more
+
+
+def printable(name: str) -> str:
+    r"""A file name as text that can be written anywhere: bytes that are no UTF-8 become ``\xff``.
+
+    Example:
+        >>> print(printable(os.fsdecode(b"\xff.png")))
+        \xff.png
+    """
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, eq=False)

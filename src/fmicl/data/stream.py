@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise, to_grey
 from fmicl.augment.fused import fused_views, suits
 from fmicl.augment.maker import CROP_UNIFORMS
-from fmicl.data.decode import decode, resize_centre, resize_square, stored_side, to_tensor
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped
+from fmicl.data.decode import decode, resize_centre, resize_square, stored_side, to_tensor, try_decode
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, listed
 from fmicl.views import Views
 
 __all__ = ["Batch", "Stream", "ViewStream", "generator_of", "pictures", "plain_batches"]
@@ -409,11 +409,8 @@ def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device:
 
 def _why(path: Path) -> Skipped:
     """Why a file can't be decoded."""
-    try:
-        decode(path)
-    except OSError as error:
-        return Skipped(path, str(error.__cause__ or error))
-    return Skipped(path, "could not be read at first, but can be now")
+    found = try_decode(path)
+    return found if isinstance(found, Skipped) else Skipped(path, "could not be read at first, but can be now")
 
 
 def _message(path: Path) -> str:
@@ -422,7 +419,7 @@ def _message(path: Path) -> str:
 
 def _warn(broken: Sequence[Skipped]) -> None:
     warnings.warn(
-        f"{len(broken)} image(s) can't be decoded, and others were taken in their place, for example {broken[0]}",
+        f"{len(broken)} image(s) can't be decoded, and others were taken in their place: {listed(broken)}",
         stacklevel=3,
     )
 

@@ -3,8 +3,8 @@
     python benchmarks/training.py --json results/training-h200.json             # the recipe cifar10 on random pictures
     python benchmarks/training.py --set method=moco objective=infonce --kernels kernels.txt --timeline step.txt
 
-The parts are timed one by one on the device (CUDA events, median), the step as a whole by the clock, over many steps;
-neither sees the data's content, so random pictures do. The epoch of a real run is in its metrics.csv.
+The parts are the times of their kernels, added up; the step as a whole is timed by the clock, over many in a row.
+Neither sees the data's content, so random pictures do. The epoch of a real run is in its metrics.csv.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import itertools
 import json
 import platform
-import statistics
 import sys
 import tempfile
 import time
@@ -116,49 +114,31 @@ class Bench:
         return (time.perf_counter() - began) / times * 1e3
 
     def parts(self, times: int) -> dict[str, float]:
-        """Median milliseconds of each part of a step, on the device."""
-        spent: dict[str, list[float]] = {
-            name: [] for name in ("views", "forward and loss", "loss", "backward", "optimiser")
+        """Milliseconds that the kernels of each part of a step take; without a GPU, the part itself by the clock."""
+        spent = self.busy if self.device.type == "cuda" else self.clock
+        fixed, objective = next(self.batches), self._objective()
+        forward = spent(lambda: self.forward(fixed), times)
+        both = spent(lambda: self.forward(fixed).backward(), times)
+        found = {
+            "views": spent(lambda: next(self.batches), times),
+            "forward and loss": forward,
+            "backward": both - forward,
+            "optimiser": spent(self.optimizer.step, times),
+            "the loss and its gradient, of them": spent(lambda: objective().backward(), times),
         }
-        for _ in range(times):
-            marks = [self._mark()]
-            batch = next(self.batches)
-            marks.append(self._mark())
-            self.optimizer.zero_grad()
-            loss = self.forward(batch)
-            marks.append(self._mark())
-            loss.backward()
-            self.method.on_after_backward()
-            marks.append(self._mark())
-            self.optimizer.step()
-            marks.append(self._mark())
-            self.synchronise()
-            durations = [self._between(a, b) for a, b in itertools.pairwise(marks)]
-            for name, value in zip(("views", "forward and loss", "backward", "optimiser"), durations, strict=True):
-                spent[name].append(value)
-            spent["loss"].append(self._loss())
-        return {name: round(statistics.median(values), 3) for name, values in spent.items()}
+        return {name: round(value, 3) for name, value in found.items()}
 
-    def _loss(self) -> float:
-        """The objective alone, forward, on embeddings like those of a batch."""
+    def _objective(self) -> Callable[[], Tensor]:
+        """The objective alone, on embeddings like those of a batch."""
         shape = (self.recipe.batch_size, self.recipe.dim)
-        x, y = (torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        x, y = (torch.randn(shape, device=self.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
         explicit = {"negatives": self.method.queue} if self.recipe.method == "moco" else {}
-        begin = self._mark()
-        self.method.objective(x, y, **explicit)
-        end = self._mark()
-        self.synchronise()
-        return self._between(begin, end)
+        return lambda: self.method.objective(x, y, **explicit)
 
-    def _mark(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _between(self, first: Any, second: Any) -> float:
-        return float(first.elapsed_time(second) if self.device.type == "cuda" else (second - first) * 1e3)
+    def busy(self, run: Callable[[], object], times: int) -> float:
+        """Milliseconds of the kernels of one of some runs: what Python takes to ask for them doesn't count."""
+        run()
+        return sum(duration for _, duration, _ in self._traced(times, run)) / times / 1e3
 
     def kernels(self, steps: int = 5) -> list[tuple[float, float, str]]:
         """(milliseconds a step, times a step, name) of each kernel, the longest first."""
@@ -180,13 +160,13 @@ class Bench:
             end = max(end, begin + duration)
         return rows
 
-    def _traced(self, steps: int) -> list[tuple[float, float, str]]:
-        """(start, duration, name) of all that a GPU does in some steps, in microseconds and in order."""
+    def _traced(self, times: int, run: Callable[[], object] | None = None) -> list[tuple[float, float, str]]:
+        """(start, duration, name) of all that a GPU does in some runs (None: steps), in microseconds and in order."""
         from torch.profiler import ProfilerActivity, profile
 
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            for _ in range(steps):
-                self.step(next(self.batches))
+            for _ in range(times):
+                self.step(next(self.batches)) if run is None else run()
             self.synchronise()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.json"
@@ -220,8 +200,9 @@ def table(files: list[dict[str, Any]]) -> str:
         "a step": [f"{found['step_ms']:.2f} ms" for found in files],
         "its kernels, added up": [f"{found['kernels_ms']:.2f} ms" if "kernels_ms" in found else "" for found in files],
     }
-    for part in files[0]["parts_ms"]:
-        rows[f"alone: {part}"] = [f"{found['parts_ms'][part]:.2f} ms" for found in files]
+    for part in files[0].get("kernels_by_part_ms", ()):
+        values = [found.get("kernels_by_part_ms", {}).get(part) for found in files]
+        rows[f"its kernels: {part}"] = ["" if value is None else f"{value:.2f} ms" for value in values]
     rows["views a second"] = [f"{found['views_a_second']:,}" for found in files]
     rows["peak memory"] = [f"{found['peak_memory_gib']:.1f} GiB" for found in files]
     head, *rest = ([name, *values] for name, values in rows.items())
@@ -269,7 +250,7 @@ def main() -> None:
         **seen,
         "step_without_views_ms": round(bench.clock(lambda: bench.step(fixed), options.steps), 3),
         "epoch_s": round(step * len(bench.stream) / 1e3, 3),
-        "parts_ms": bench.parts(max(5, options.steps // 5)),
+        "kernels_by_part_ms": bench.parts(max(2, options.steps // 20)),
         "views_alone_ms": round(views, 3),
         "views_a_second": round(2 * recipe.batch_size / views * 1e3),
         "start_up_s": round(bench.start_up, 1),

@@ -47,6 +47,8 @@ PAPER_TEXT = {
 """Average over the seven tasks, BERT-base."""
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
 ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
+ON_THE_WAY = (0.008, 0.04, 0.2, 1.0)
+"""Shares of a run on sentences after which its development score is shown: the recipe's first look, and the last."""
 
 
 class Record:
@@ -191,10 +193,15 @@ def text(records: Sequence[Record], links: str) -> str:
     else:
         listed = ", ".join(f"`{key} {value}`" for key, value in common)
         parts.append(f"Our runs above are the recipe `{main[0].recipe if main else found[0].recipe}` with {listed}.")
+    if any(_looks(r) for r in main):
+        shares = [f"after {share:.1%} of it".replace(".0%", "%") for share in ON_THE_WAY]
+        names = [name for name in PAPER_TEXT if any(r.column == name for r in main)]
+        rows = [[name, *_development([r for r in main if r.column == name], links)] for name in names]
+        parts.append(table(["STS-B dev in training", *shares, "of the step that was chosen", "which step"], rows))
     alphas = [r for r in found if _key(r) == common and r.column == "KL"]
     swept = {alpha: runs for alpha in ALPHAS if (runs := [r for r in alphas if r.settings.get("alpha") == alpha])}
     if len(swept) > 1:
-        parts.append(table(["KL, alpha", *TASKS], [[f"{a:g}", *_sts(runs, links)] for a, runs in swept.items()]))
+        parts.append(table(["KL, alpha", *TASKS], [[f"{a:,.0f}", *_sts(runs, links)] for a, runs in swept.items()]))
         main += itertools.chain(*swept.values())
     done = {id(r) for r in main}
     groups: dict[str, list[Record]] = {}
@@ -210,6 +217,20 @@ def text(records: Sequence[Record], links: str) -> str:
 
 def _sts(runs: Sequence[Record], links: str) -> list[str]:
     return [cell(runs, _result(task), links) for task in TASKS]
+
+
+def _looks(record: Record) -> list[tuple[float, float]]:
+    """The share of the run, and the development score then."""
+    rows = [row for row in record.told.get("metrics", ()) if isinstance(row.get("stsb_dev"), int | float)]
+    return [(row["step"] / rows[-1]["step"], row["stsb_dev"]) for row in rows]
+
+
+def _development(runs: Sequence[Record], links: str) -> list[str]:
+    def at(share: float) -> Callable[[Record], Any]:
+        return lambda record: next((score for done, score in _looks(record) if abs(done - share) < 1e-6), None)
+
+    steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _looks(r))
+    return [*(cell(runs, at(share), links) for share in ON_THE_WAY), cell(runs, _result("stsb_dev"), links), steps]
 
 
 def _key(record: Record) -> tuple[tuple[str, str], ...]:

@@ -262,9 +262,19 @@ def test_alphas_and_other_settings_of_sentences_have_their_own_tables(
     parts = [part for part in reproduction.tables(tmp_path)["text"].split("\n\n") if part.startswith("|")]
     assert len(parts) == 3
     assert rows_of(parts[0])["KL"][-2].startswith("64.00")
-    assert list(rows_of(parts[1])) == ["KL, alpha", "---", "1", "409600"]
+    assert list(rows_of(parts[1])) == ["KL, alpha", "---", "1", "409,600"]
     assert rows_of(parts[1])["1"][-1] == "50.00 (n=1: [0](../results/one.json))"
     assert set(rows_of(parts[2])) == {"other settings", "---", "KL, 3 epochs;", "KL, 1 epochs; `learning_rate 0.0001`"}
+
+
+def test_development_scores_in_training_are_shown_where_they_are_on_record(tmp_path: Path) -> None:
+    looks = [{"step": step, "stsb_dev": score} for step, score in ((1, 70.0), (5, 66.0), (25, 60.0), (125, 50.0))]
+    kl = text_record(results={"avg": 64.0, "step": 1, "stsb_dev": 70.0})
+    put(tmp_path, kl={**kl, "metrics": [{"step": 1, "loss": 0.5}, *looks]}, js=text_record(divergence="js"))
+    (shown,) = [part for part in reproduction.tables(tmp_path)["text"].split("\n\n") if "STS-B dev" in part]
+    link = "(n=1: [0](../results/kl.json))"
+    assert rows_of(shown)["KL"] == [f"{score:.2f} {link}" for score in (70, 66, 60, 50, 70)] + ["1"]
+    assert rows_of(shown)["JS"] == [*[""] * 5, ""]
 
 
 def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -208,7 +208,7 @@ def test_a_part_is_the_time_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> N
     bench = object.__new__(training.Bench)
     ran: list[int] = []
     monkeypatch.setattr(
-        bench, "_traced", lambda times, run: [(0.0, 250.0, "a"), (9.0, 750.0, "b")] * times, raising=False
+        bench, "_traced", lambda times, _: [(0.0, 250.0, "a"), (9.0, 750.0, "b")] * times, raising=False
     )
     assert bench.busy(lambda: ran.append(1), 4) == 1.0
     assert ran == [1]  # what is slow the first time is not counted

@@ -98,6 +98,10 @@ class TrainCommand:
 
     def __call__(self) -> None:
         """Run the chosen recipe."""
+        from fmicl.start import import_lightning, wake_gpu
+
+        wake_gpu(self.command.recipe)
+        import_lightning()
         self.command()
 
 
@@ -171,7 +175,9 @@ class Evaluate:
             raise ValueError(f"{self.run} holds a sentence encoder: name the STS tasks with --sts DIR")
         from fmicl.report import write_report
         from fmicl.results import evaluate_run
+        from fmicl.start import import_lightning
 
+        import_lightning()
         evaluate_run(self.run, data_dir=self.data_dir, device=self.device, workers=self.workers)
         page = write_report(self.run)  # it would tell the results from before
         _print_results(self.run)

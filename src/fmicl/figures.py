@@ -16,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from fmicl.files import write_whole
@@ -214,29 +215,33 @@ def neighbour_figure(
         if scores.shape != (rows, columns - 1):
             raise ValueError(f"similarities should be {(rows, columns - 1)} for these images; got {scores.shape}")
     colours = COLOURS[theme]
-    cell, caption = 0.72, 0.2 if scores is not None else 0.06
-    figure = _figure(colours, cell * columns + 0.35, (cell + caption) * rows + 0.3)
-    grid = figure.add_gridspec(
-        rows, columns + 1, width_ratios=[1, 0.25, *[1] * (columns - 1)], wspace=0.08, hspace=caption / cell + 0.04,
-        left=0.01, right=0.99, bottom=0.25 / (figure.get_figheight()), top=1 - 0.27 / figure.get_figheight(),
-    )  # fmt: skip
+    # All on one pair of axes, in inches: a pair for each picture takes ten times as long to draw.
+    cell, gap, apart, margin, head = 0.72, 0.06, 0.2, 0.06, 0.27
+    below = 0.2 if scores is not None else 0.08
+    width = 2 * margin + columns * cell + (columns - 2) * gap + apart if columns > 1 else 2 * margin + cell
+    height = head + rows * (cell + below)
+    figure = _figure(colours, width, height)
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False, aspect="auto")
     small = max(pictures.shape[3:]) < 64
     for row in range(rows):
+        bottom = height - head - cell - row * (cell + below)
         for column in range(columns):
-            axes = figure.add_subplot(grid[row, column + (column > 0)])
+            left = margin if column == 0 else margin + cell + apart + (column - 1) * (cell + gap)
             picture = pictures[row, column].transpose(1, 2, 0)
+            place = (left, left + cell, bottom, bottom + cell)
             axes.imshow(
-                picture[..., 0] if picture.shape[2] == 1 else picture,
-                cmap="gray", vmin=0, vmax=255, interpolation="nearest" if small else "antialiased",
+                picture[..., 0] if picture.shape[2] == 1 else picture, extent=place,
+                cmap="gray", vmin=0, vmax=255, aspect="auto", interpolation="nearest" if small else "antialiased",
             )  # fmt: skip
-            axes.set(xticks=[], yticks=[])
-            for spine in axes.spines.values():
-                spine.set(color=colours.first if column == 0 else colours.line, linewidth=2 if column == 0 else 0.6)
+            edge, line = (colours.first, 2.0) if column == 0 else (colours.line, 0.6)
+            axes.add_patch(Rectangle((left, bottom), cell, cell, fill=False, edgecolor=edge, linewidth=line))
             if scores is not None and column:
-                axes.set_xlabel(f"{scores[row, column - 1]:.2f}", color=colours.muted, fontsize=7, labelpad=2)
+                score = f"{scores[row, column - 1]:.2f}"
+                axes.text(left + cell / 2, bottom - 0.04, score, color=colours.muted, fontsize=7, ha="center", va="top")
             if row == 0 and column < 2:
                 title = ("sample", "nearest first")[column]
-                axes.set_title(title, color=colours.muted, fontsize=8, loc="left", pad=4)
+                axes.text(left, bottom + cell + 0.06, title, color=colours.muted, fontsize=8, va="bottom")
+    axes.set(xlim=(0, width), ylim=(0, height), xticks=[], yticks=[])
     return _save(figure, out)
 
 

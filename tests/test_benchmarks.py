@@ -294,3 +294,29 @@ def test_kernels_of_a_gpu_are_not_shown_without_one(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("show what a CUDA GPU does, and there is none here")
+
+
+def test_the_time_of_a_command_is_told_by_its_stages() -> None:
+    command = module("command")
+    lines = [(2.0, "run folder x"), (3.0, "epoch 1/3"), (12.0, "trained; now k-NN and a linear probe"), (13.0, "page")]
+    rows = [{"seconds": value, "knn": ""} for value in ("4.0", "1.0", "1.5")]
+    found = command.stages(lines, 15.0, rows)
+    assert found["before the run folder"] == 2.0
+    assert (found["first epoch"], found["an epoch, median of the others"]) == (4.0, 1.25)
+    assert found["k-NN looks, checkpoints and the like"] == 12.0 - 2.0 - 6.5
+    assert found["evaluation and page"] == 3.0
+    parts = ("before the run folder", "epochs", "k-NN looks, checkpoints and the like", "evaluation and page")
+    assert sum(found[name] for name in parts) == found["whole"]
+    with pytest.raises(ValueError, match="not a whole run"):
+        command.stages(lines[:2], 15.0, rows)
+
+
+def test_a_command_is_watched_line_by_line() -> None:
+    command = module("command")
+    program = "import time; print('run folder x', flush=True); time.sleep(0.3); print('trained; now', flush=True)"
+    lines, whole = command.watch([sys.executable, "-c", program])
+    assert [line for _, line in lines] == ["run folder x", "trained; now"]
+    assert lines[1][0] - lines[0][0] > 0.2
+    assert whole >= lines[1][0]
+    with pytest.raises(subprocess.CalledProcessError):
+        command.watch([sys.executable, "-c", "raise SystemExit(3)"])

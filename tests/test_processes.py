@@ -150,6 +150,19 @@ def check_refusals(rank: int, world: int, port: int) -> None:
         empty = torch.randn(4 if rank == 1 else 0, 3)
         with pytest.raises(ValueError, match="rank 0 was refused" if rank == 1 else "at least one row"):
             fmicl.InfoNCELoss()(empty, empty)
+        narrow, wide = torch.randn(4, 3), torch.randn(4, 3, dtype=F64)
+        mine = wide if rank == 1 else narrow
+        for loss in (fmicl.FMICLLoss("kl"), fmicl.InfoNCELoss(), fmicl.AlignUniformLoss(kernel="reference")):
+            with pytest.raises(ValueError, match=r"\['x float32, y float32, .*'x float64, y float64, "):
+                loss(mine, mine)
+            with pytest.raises(ValueError, match=r"'x float32, y float32, .*'x float32, y float64, "):
+                loss(narrow, mine)
+            with pytest.raises(ValueError, match=r"negatives float32, .*negatives float64, "):
+                loss(narrow, narrow, negatives=mine)
+            with pytest.raises(ValueError, match=r"negatives (anchor|both), .*negatives float32, "):
+                loss(narrow, narrow, negatives=narrow if rank == 1 else None)
+        with pytest.raises(ValueError, match=r"\['x float32', 'x float64'\]"):
+            columns.world_of(mine)
         x = torch.randn(4, 3, requires_grad=True)
         for kernel in ("tiled", "reference"):
             for loss in (fmicl.FMICLLoss("kl", kernel=kernel), fmicl.AlignUniformLoss(kernel=kernel)):
@@ -159,5 +172,5 @@ def check_refusals(rank: int, world: int, port: int) -> None:
 
 
 def test_refused_on_all_processes_alike() -> None:
-    """Shapes that don't fit are an error everywhere, not a hang; so is what can't be done."""
+    """Shapes and types that don't fit are an error everywhere, not a hang; so is what can't be done."""
     spawn(check_refusals, 2, 2, free_port())

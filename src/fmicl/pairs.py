@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -95,10 +96,24 @@ class Pairs:
     distances: Tensor | None = None
 
     @classmethod
-    def prepare(cls, x: Tensor, y: Tensor, negatives: Negatives | Tensor, **options: Unpack[Options]) -> Pairs:
+    def prepare(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        negatives: Negatives | Tensor,
+        columns: Sequence[Tensor] = (),
+        **options: Unpack[Options],
+    ) -> Pairs:
         """Check the input, put it onto the sphere and lay out the negatives.
 
         Half precision is widened, unless it lies on the sphere already and `fast` will do: then no copy is made.
+
+        Args:
+            x: first view, (N, d).
+            y: second view, (N, d).
+            negatives: as in `fmicl.functional`.
+            columns: (N, d) each, which the caller lays out; here they are only checked, on all processes together.
+            options: how it is computed.
 
         Raises:
             ValueError: if the input can't be a batch of two views; it names what was seen.
@@ -106,11 +121,14 @@ class Pairs:
         check_options(**options)
         explicit = negatives if isinstance(negatives, Tensor) else None
         wrong: ValueError | None = None
+        same = ""
         try:
-            _check(x, y, negatives)
+            _check(x, y, negatives, columns)
+            kind = negatives if explicit is None else explicit.dtype
+            same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
         except ValueError as error:
             wrong = error  # where several processes run, the others must hear of it before this one leaves
-        world = kernels.world_of(x, options.get("gather", True), wrong)
+        world = kernels.world_of(x, options.get("gather", True), wrong, same)
         if explicit is None and world.total < 2:
             raise ValueError(
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
@@ -225,8 +243,8 @@ def normalise(x: Tensor) -> Tensor:
     return x / torch.where(length > 0, length, 1.0)
 
 
-def _check(x: Tensor, y: Tensor, negatives: str | Tensor) -> None:
-    named = {"x": x, "y": y}
+def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tensor]) -> None:
+    named = {"x": x, "y": y} | {f"negatives column {k}": column for k, column in enumerate(columns, 1)}
     if isinstance(negatives, Tensor):
         named["negatives"] = negatives
     else:
@@ -251,6 +269,9 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor) -> None:
             f"explicit negatives must be (M, d) with M > 0 and x's d; got {tuple(negatives.shape)} "
             f"for x of shape {tuple(x.shape)}"
         )
+    for column in columns:
+        if column.shape != x.shape:
+            raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
 
 
 def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None, world: World) -> tuple[Block, ...]:

@@ -17,6 +17,7 @@ import fmicl
 from fmicl.checks import Negatives
 from fmicl.divergences import Divergence
 from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
+from fmicl.kernels import world_of
 from fmicl.pairs import Block, Pairs, normalise
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class FMICLLoss(nn.Module):
     def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """The loss of embeddings (N, d) of anchors, positives and of each negatives column."""
         if len(embeddings) < 2:
-            raise ValueError(f"anchors and positives are needed, but there are {len(embeddings)} columns")
+            wrong = ValueError(f"anchors and positives are needed, but there are {len(embeddings)} columns")
+            world_of(torch.empty(0, 0), self.objective.options["gather"], wrong)  # raises it, and stops the others
         x, y, *given = embeddings
         if given:
             with torch.autocast(x.device.type, enabled=False):
@@ -176,12 +178,10 @@ class FMICLLoss(nn.Module):
         """The loss with explicit negatives beside those of the batch."""
         o = self.objective
         alone = self._alone(x)
-        pairs = Pairs.prepare(x, y, y if alone else o.negatives, **o.options)
+        pairs = Pairs.prepare(x, y, y if alone else o.negatives, given, **o.options)
         anchors = (pairs.x, pairs.y) if o.negatives == "both" else (pairs.x,)
         blocks = () if alone else pairs.blocks
         for column in given:
-            if column.shape != x.shape:
-                raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
             other = normalise(column.to(pairs.x.dtype))
             blocks += tuple(Block(rows, other, None, 1, pairs.world.total**2, pairs.world) for rows in anchors)
         pairs = dataclasses.replace(pairs, blocks=blocks)

@@ -433,6 +433,21 @@ class TestRobust:
         with pytest.raises(TypeError, match="unknown option kernal; there are normalised, kernel, precision, gather"):
             fmicl.FMICLLoss("kl", kernal="tiled")  # type: ignore[call-arg]
 
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_goes_through_torch_func(self, name: str) -> None:
+        x, y = batch(4, 3)
+        loss = LOSSES[name]()
+        slope: Tensor = torch.func.grad(loss)(x, y)
+        torch.testing.assert_close(slope, torch.autograd.grad(loss(x.requires_grad_(), y), x)[0])
+        bend: Tensor = torch.func.hessian(loss)(x.detach(), y)
+        expected = torch.autograd.functional.hessian(lambda value: loss(value, y), x.detach())
+        torch.testing.assert_close(bend, expected)
+
+    def test_torch_func_with_a_kernel_that_it_does_not_go_through(self) -> None:
+        x, y = batch(4, 3)
+        with pytest.raises(ValueError, match=r"'auto' or 'reference' only, got kernel='tiled'"):
+            torch.func.grad(fmicl.FMICLLoss("kl", kernel="tiled"))(x, y)
+
     def test_the_papers_text_setting_in_bfloat16(self) -> None:
         """alpha = 409600 and gamma = 20: a loss of many magnitudes must be right from bfloat16 input too."""
         x, y = batch(64, 768, dtype=torch.bfloat16)

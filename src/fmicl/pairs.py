@@ -134,7 +134,7 @@ class Pairs:
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
-        kernel, precision = options.get("kernel", "auto"), options.get("precision", "auto")
+        kernel, precision = _within_transforms(options.get("kernel", "auto"), world), options.get("precision", "auto")
         half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
         fast = precision == "fast" or (precision == "auto" and half)
         as_it_is = fast and options.get("normalised", False) and all(v.dtype == torch.bfloat16 for v in named)
@@ -272,6 +272,23 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tens
     for column in columns:
         if column.shape != x.shape:
             raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
+
+
+def _within_transforms(kernel: Kernel, world: World) -> Kernel:
+    """Within torch.func's grad, vmap and the like, the reference: it is plain autograd, which they go through.
+
+    Raises:
+        ValueError: another kernel was asked for, or several processes share the batch.
+    """
+    if not torch._C._are_functorch_transforms_active():  # torch has no public name for it
+        return kernel
+    if kernel not in ("auto", "reference"):
+        raise ValueError(f"torch.func goes through kernel='auto' or 'reference' only, got kernel={kernel!r}")
+    if world.size > 1:
+        raise ValueError(
+            f"torch.func can't go through a loss over {world.size} processes; gather=False keeps to one's own"
+        )
+    return "reference"
 
 
 def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None, world: World) -> tuple[Block, ...]:

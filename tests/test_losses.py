@@ -433,6 +433,20 @@ class TestRobust:
         with pytest.raises(TypeError, match="unknown option kernal; there are normalised, kernel, precision, gather"):
             fmicl.FMICLLoss("kl", kernal="tiled")  # type: ignore[call-arg]
 
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            functools.partial(fmicl.FMICLLoss, "kl"),
+            fmicl.InfoNCELoss,
+            fmicl.AlignUniformLoss,
+            fmicl.SpectralContrastiveLoss,
+        ],
+    )
+    def test_the_repr_says_which_options_were_chosen(self, kind: Callable[..., torch.nn.Module]) -> None:
+        assert repr(kind(kernel="auto", gather=True)) == repr(kind())
+        chosen = kind(normalised=True, kernel="tiled", precision="high", gather=False)
+        assert repr(chosen) == repr(kind())[:-1] + ", normalised=True, kernel=tiled, precision=high, gather=False)"
+
     @pytest.mark.parametrize("name", LOSSES)
     def test_goes_through_torch_func(self, name: str) -> None:
         x, y = batch(4, 3)

@@ -17,7 +17,7 @@ from fmicl.divergences import KL
 from fmicl.kernels import Kernel, PairFunction, Precision, World
 from fmicl.similarities import Critic
 
-__all__ = ["Options", "Pairs", "check_options", "normalise"]
+__all__ = ["Options", "Pairs", "check_options", "normalise", "options_words"]
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
@@ -38,6 +38,9 @@ class Options(TypedDict, total=False):
     Explicit negatives are taken as they are given on each process."""
 
 
+_DEFAULTS: Options = {"normalised": False, "kernel": "auto", "precision": "auto", "gather": True}
+
+
 def check_options(**options: Unpack[Options]) -> None:
     """Refuse what can't be meant, before the first batch."""
     unknown = sorted(set(options) - set(Options.__annotations__))
@@ -46,11 +49,22 @@ def check_options(**options: Unpack[Options]) -> None:
             f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}. "
             "A divergence's own parameters go to it: fmicl.divergence('tsallis', order=2.0)"
         )
+    options = _DEFAULTS | options
     for name in ("normalised", "gather"):
-        value = options.get(name, True)
+        value = options.get(name)
         if not isinstance(value, bool):
             raise ValueError(f"{name} is True or False, got {name}={value!r}")
-    kernels.require_kernel(options.get("kernel", "auto"), options.get("precision", "auto"))
+    kernels.require_kernel(options["kernel"], options["precision"])
+
+
+def options_words(**options: Unpack[Options]) -> str:
+    """The options that say something else than the defaults, for the end of a loss's repr.
+
+    Example:
+        >>> options_words(kernel="tiled", precision="auto", gather=False)
+        ', kernel=tiled, gather=False'
+    """
+    return "".join(f", {name}={value}" for name, value in options.items() if value != _DEFAULTS.get(name))
 
 
 class Block(NamedTuple):
@@ -119,6 +133,7 @@ class Pairs:
             ValueError: if the input can't be a batch of two views; it names what was seen.
         """
         check_options(**options)
+        options = _DEFAULTS | options
         explicit = negatives if isinstance(negatives, Tensor) else None
         wrong: ValueError | None = None
         same = ""
@@ -128,21 +143,21 @@ class Pairs:
             same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
         except ValueError as error:
             wrong = error  # where several processes run, the others must hear of it before this one leaves
-        world = kernels.world_of(x, options.get("gather", True), wrong, same)
+        world = kernels.world_of(x, options["gather"], wrong, same)
         if explicit is None and world.total < 2:
             raise ValueError(
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
-        kernel, precision = _within_transforms(options.get("kernel", "auto"), world), options.get("precision", "auto")
+        kernel, precision = _within_transforms(options["kernel"], world), options["precision"]
         half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
         fast = precision == "fast" or (precision == "auto" and half)
-        as_it_is = fast and options.get("normalised", False) and all(v.dtype == torch.bfloat16 for v in named)
+        as_it_is = fast and options["normalised"] and all(v.dtype == torch.bfloat16 for v in named)
         widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
         distances = None
         if as_it_is:
             ready = named
-        elif options.get("normalised", False):
+        elif options["normalised"]:
             ready = [value.to(widest) for value in named]
         elif kernels.sphere_suits(x, y, kernel) and widest == torch.float32:
             *ready, distances = kernels.onto_sphere(x, y)

@@ -56,7 +56,7 @@ def refuse(rank: int, world: int, port: int) -> None:
         cases: list[tuple[list[Tensor], str]] = [
             ([x, y, n[:3]], r"a negatives column has shape \(3, 5\), the anchors \(4, 5\)"),
             ([x, y, n, n[:, :4]], r"a negatives column has shape \(4, 4\)"),
-            ([x, y, n.long()], "negatives column 1 must be of a floating-point type"),
+            ([x, y, n.long()], "negatives column 1 must be float16"),
             ([x], "there are 1 columns"),
             ([], "there are 0 columns"),
         ]

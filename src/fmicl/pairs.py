@@ -21,6 +21,7 @@ __all__ = ["Options", "Pairs", "check_options", "normalise", "options_words"]
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Options(TypedDict, total=False):
@@ -269,8 +270,8 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tens
             raise ValueError(f"{name} must be a tensor of embeddings (N, d), got {type(value).__name__}")
         if value.dim() != 2:
             raise ValueError(f"{name} must have two dimensions (N, d), got shape {tuple(value.shape)}")
-        if not value.is_floating_point():
-            raise ValueError(f"{name} must be of a floating-point type, got {value.dtype}")
+        if value.dtype not in _TYPES:
+            raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {value.dtype}")
         if value.device != x.device:
             raise ValueError(f"{name} is on {value.device} but x is on {x.device}")
     if x.shape != y.shape:

@@ -533,7 +533,11 @@ class TestRobust:
             (lambda: fmicl.FMICLLoss("lk"), "unknown divergence 'lk'"),
             (lambda: fmicl.FMICLLoss("kl", similarity="dot"), "similarity is 'gaussian', 'cosine'"),
             (lambda: fmicl.FMICLLoss("kl", similarity="cosine", mu=2.0), r"has no mu, got mu=2\.0"),
-            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), gamma=2.0), "has its own settings"),
+            (
+                lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), gamma=2.0),
+                r"own settings; leave out gamma=2\.0$",
+            ),
+            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), mu=2.0), r"own settings; leave out mu=2\.0$"),
             (lambda: fmicl.FMICLLoss("kl", negatives="all"), "'anchor', 'both', 'cross' or a tensor"),  # type: ignore[arg-type]
             (lambda: fmicl.FMICLLoss("kl", shift="best"), "shift is None or 'optimal', got 'best'"),  # type: ignore[arg-type]
             (lambda: fmicl.InfoNCELoss(temperature=0.0), r"temperature must be a positive number"),

@@ -19,6 +19,7 @@ from fmicl.divergences import Divergence
 from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
 from fmicl.kernels import world_of
 from fmicl.pairs import Block, Pairs, normalise
+from fmicl.similarities import Gaussian, Similarity
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -71,9 +72,10 @@ class FMICLLoss(nn.Module):
         divergence: a name of ``fmicl.list_divergences()`` or a ``fmicl.Divergence``.
         alpha: weight of the negative term. The paper's for text is large, as a Gaussian of width gamma = 20 leaves
             negatives almost no weight of their own: at right angles :math:`u = e^{-40}`.
-        gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
+        gamma: inverse width of the Gaussian kernel (None: 20, the paper's for text); for the cosine similarity,
+            temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio on the sphere.
-        similarity: "gaussian" (the paper's) or "cosine".
+        similarity: "gaussian" (the paper's), "cosine", or a ``fmicl.Similarity``, which has no use for gamma and mu.
         negatives: which pairs of the batch are negatives: "anchor" (the paper's), "cross" or "both".
         shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha is then a constant.
         gather_across_devices: where several processes run, take negatives from all of them.
@@ -131,15 +133,17 @@ class FMICLLoss(nn.Module):
         model: SentenceTransformer,
         divergence: str | Divergence = "kl",
         alpha: float = 409600.0,
-        gamma: float = 20.0,
+        gamma: float | None = None,
         mu: float | Literal["normalised"] = 1.0,
-        similarity: Literal["gaussian", "cosine"] = "gaussian",
+        similarity: Literal["gaussian", "cosine"] | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
         gather_across_devices: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
+        if gamma is None:
+            gamma = Gaussian().gamma if isinstance(similarity, Similarity) else 20.0
         # High precision: at gamma = 20, rounding an inner product to bfloat16 would change its u by several percent.
         self.objective = fmicl.FMICLLoss(
             divergence, alpha, gamma, mu, similarity, negatives, shift, gather=gather_across_devices, precision="high"
@@ -193,12 +197,12 @@ class FMICLLoss(nn.Module):
         o = self.objective
         name = o.divergence.name
         known = name in fmicl.list_divergences() and fmicl.divergence(name) == o.divergence
+        own = isinstance(o.similarity, Similarity)
         return {
             "divergence": name if known else repr(o.divergence),
             "alpha": o.alpha,
-            "gamma": o.gamma,
-            "mu": o.mu,
-            "similarity": o.similarity,
+            **({} if own else {"gamma": o.gamma, "mu": o.mu}),
+            "similarity": repr(o.similarity) if own else o.similarity,
             "negatives": o.negatives,
             "shift": o.shift,
             "gather_across_devices": o.options["gather"],

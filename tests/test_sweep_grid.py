@@ -41,6 +41,19 @@ def test_every_field_of_every_recipe_may_have_several_values() -> None:
     assert {cell.recipe.seed for cell in found[: len(found) // 3]} == {0}  # a round for each seed
 
 
+def test_a_boolean_has_the_flags_of_train() -> None:
+    def values(options: str) -> dict[str, Any]:
+        return values_of(cli._parse(["sweep", "digits", *options.split()]).command.grid, DIGITS)
+
+    assert values("--no-baselines --no_sync_batchnorm --seed 0 1") == {
+        "baselines": (False,), "sync_batchnorm": (False,), "seed": (0, 1),
+    }  # fmt: skip
+    assert values("--baselines --download") == {"download": (True,)}
+    assert values("--no-baselines --baselines True False") == {"baselines": (True, False)}
+    with pytest.raises(SystemExit):
+        values("--no-seed")
+
+
 def test_the_help_of_a_sweep_is_that_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("sweep", "digits", "--help")

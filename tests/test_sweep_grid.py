@@ -135,6 +135,8 @@ def test_another_kind_of_recipe_will_do() -> None:
         ("--method moco --queue 4096 10", "queue (10) must hold at least one batch (256)"),
         ("cifar10 --seed 0 1", "is read from a folder: say which one with --data-dir"),
         ("wikipedia --seed 0 1", "which text to train on is not said: --data FILE"),
+        ("wikipedia --data FILE --model BERT --length 16 64", "length is 64, but BERT takes no more than 16 tokens"),
+        ("wikipedia --data FILE --model BERT --length 8 --encode-length 12 14", "BERT takes no more than 12 tokens"),
         ("--out FILE", "is a file, not the folder of a sweep"),
         ("--out FULL", "is no sweep"),
     ],
@@ -146,6 +148,10 @@ def test_wrong_input_is_refused_before_anything_starts(
     (tmp_path / "FILE").write_text("")
     (tmp_path / "FULL").mkdir()
     (tmp_path / "FULL" / "thesis.tex").write_text("mine")
+    (tmp_path / "BERT").mkdir()
+    (tmp_path / "BERT" / "config.json").write_text('{"max_position_embeddings": 16}')
+    if "encode-length" in options:
+        (tmp_path / "BERT" / "tokenizer_config.json").write_text('{"model_max_length": 12}')
     before = sorted(tmp_path.rglob("*"))
     recipe = [] if options.startswith(("cifar10", "wikipedia")) else ["digits"]
     assert cli.main(["sweep", *recipe, *options.split()]) == 2

@@ -120,14 +120,9 @@ def _number(text: str) -> float | None:
 
 def _default(recipe: str) -> Any:
     from fmicl.recipes import RECIPES
+    from fmicl.text_recipes import TEXT_RECIPES
 
-    entries: dict[str, Any] = dict(RECIPES)
-    try:
-        from fmicl import text_recipes  # type: ignore[attr-defined,unused-ignore]
-
-        entries |= text_recipes.TEXT_RECIPES
-    except ImportError:  # a version without recipes for sentences
-        pass
+    entries: dict[str, Any] = {**RECIPES, **TEXT_RECIPES}
     return entries[recipe].recipe if recipe in entries else None
 
 

@@ -35,7 +35,7 @@ NAMED = ("method", "objective", "divergence", "epochs", "seed")
 WATCHING = frozenset({"monitor_every", "baselines"})
 """Settings that change what is looked at in training and nothing of what comes out."""
 PLACES = {"data-dir": "DIR", "out": "RUN"}
-"""What stands in a command for the user's folders; other absolute paths are PATH."""
+"""What stands in a command for the user's folders. Others are PATH, but a file and a model keep their own names."""
 
 
 def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
@@ -99,7 +99,9 @@ def _command(words: Iterable[str]) -> str:
         name = option.lstrip("-")
         changed = PLACES.get(name) if value else None
         if changed is None:
-            changed = _without_folder(value) if value else value
+            changed = _without_folder(value)
+            if changed != value and name != "model" and not Path(changed).suffix:
+                changed = "PATH"  # a folder's name tells nothing but where it was
         shown.append(f"{option}={changed}" if equals else changed if not word.startswith("--") else word)
         before = word if word.startswith("--") and not equals else ""
     return shlex.join(shown)
@@ -118,14 +120,9 @@ def _number(text: str) -> float | None:
 
 def _default(recipe: str) -> Any:
     from fmicl.recipes import RECIPES
+    from fmicl.text_recipes import TEXT_RECIPES
 
-    entries: dict[str, Any] = dict(RECIPES)
-    try:
-        from fmicl import text_recipes  # type: ignore[attr-defined,unused-ignore]
-
-        entries |= text_recipes.TEXT_RECIPES
-    except ImportError:  # a version without recipes for sentences
-        pass
+    entries: dict[str, Any] = {**RECIPES, **TEXT_RECIPES}
     return entries[recipe].recipe if recipe in entries else None
 
 

@@ -433,6 +433,35 @@ class TestRobust:
         with pytest.raises(TypeError, match="unknown option kernal; there are normalised, kernel, precision, gather"):
             fmicl.FMICLLoss("kl", kernal="tiled")  # type: ignore[call-arg]
 
+    @pytest.mark.parametrize(
+        "kind",
+        [
+            functools.partial(fmicl.FMICLLoss, "kl"),
+            fmicl.InfoNCELoss,
+            fmicl.AlignUniformLoss,
+            fmicl.SpectralContrastiveLoss,
+        ],
+    )
+    def test_the_repr_says_which_options_were_chosen(self, kind: Callable[..., torch.nn.Module]) -> None:
+        assert repr(kind(kernel="auto", gather=True)) == repr(kind())
+        chosen = kind(normalised=True, kernel="tiled", precision="high", gather=False)
+        assert repr(chosen) == repr(kind())[:-1] + ", normalised=True, kernel=tiled, precision=high, gather=False)"
+
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_goes_through_torch_func(self, name: str) -> None:
+        x, y = batch(4, 3)
+        loss = LOSSES[name]()
+        slope: Tensor = torch.func.grad(loss)(x, y)
+        torch.testing.assert_close(slope, torch.autograd.grad(loss(x.requires_grad_(), y), x)[0])
+        bend: Tensor = torch.func.hessian(loss)(x.detach(), y)
+        expected = torch.autograd.functional.hessian(lambda value: loss(value, y), x.detach())
+        torch.testing.assert_close(bend, expected)
+
+    def test_torch_func_with_a_kernel_that_it_does_not_go_through(self) -> None:
+        x, y = batch(4, 3)
+        with pytest.raises(ValueError, match=r"'auto' or 'reference' only, got kernel='tiled'"):
+            torch.func.grad(fmicl.FMICLLoss("kl", kernel="tiled"))(x, y)
+
     def test_the_papers_text_setting_in_bfloat16(self) -> None:
         """alpha = 409600 and gamma = 20: a loss of many magnitudes must be right from bfloat16 input too."""
         x, y = batch(64, 768, dtype=torch.bfloat16)
@@ -468,7 +497,13 @@ class TestRobust:
                 torch.zeros(4, 3).long(),
                 torch.zeros(4, 3),
                 None,
-                r"x must be of a floating-point type, got torch\.int64",
+                r"x must be float16, bfloat16, float32 or float64, got torch\.int64",
+            ),
+            (
+                torch.zeros(4, 3),
+                torch.zeros(4, 3).to(torch.float8_e4m3fn),
+                None,
+                r"y must be .*, got torch\.float8_e4m3fn",
             ),
             (torch.zeros(4, 0), torch.zeros(4, 0), None, "at least one row and one dimension"),
             (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(5, 2), r"\(5, 2\) for x of shape \(4, 3\)"),
@@ -498,7 +533,11 @@ class TestRobust:
             (lambda: fmicl.FMICLLoss("lk"), "unknown divergence 'lk'"),
             (lambda: fmicl.FMICLLoss("kl", similarity="dot"), "similarity is 'gaussian', 'cosine'"),
             (lambda: fmicl.FMICLLoss("kl", similarity="cosine", mu=2.0), r"has no mu, got mu=2\.0"),
-            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), gamma=2.0), "has its own settings"),
+            (
+                lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), gamma=2.0),
+                r"own settings; leave out gamma=2\.0$",
+            ),
+            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), mu=2.0), r"own settings; leave out mu=2\.0$"),
             (lambda: fmicl.FMICLLoss("kl", negatives="all"), "'anchor', 'both', 'cross' or a tensor"),  # type: ignore[arg-type]
             (lambda: fmicl.FMICLLoss("kl", shift="best"), "shift is None or 'optimal', got 'best'"),  # type: ignore[arg-type]
             (lambda: fmicl.InfoNCELoss(temperature=0.0), r"temperature must be a positive number"),

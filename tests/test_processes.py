@@ -76,6 +76,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
     with process_group(rank, len(sizes), port):
         x, y, queue = data(sizes)
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        wrapped = DistributedDataParallel(model())
         for ring in (False, True):
             columns.RING_ABOVE = -1 if ring else 2**28
             for kernel in ("tiled", "reference"):
@@ -83,7 +84,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                     continue
                 for name, make in CASES.items():
                     for explicit in (None, queue):
-                        wrapped = DistributedDataParallel(model())
+                        wrapped.zero_grad()
                         value, grad = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
                         dist.all_reduce(value)
                         key = f"{name}, queue" if explicit is not None else name
@@ -92,9 +93,12 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                         torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
         columns.RING_ABOVE = 2**28
         alone = fmicl.FMICLLoss("kl", gather=False)
-        encoder = model()
-        value, _ = gradient(encoder, alone, x[mine], y[mine], None)
-        torch.testing.assert_close(value, truth[f"alone {rank}"][0])
+        if sizes[rank] == 1:
+            with pytest.raises(ValueError, match="at least two samples"):
+                alone(x[mine], y[mine])
+        else:
+            value, _ = gradient(model(), alone, x[mine], y[mine], None)
+            torch.testing.assert_close(value, truth[f"alone {rank}"][0])
 
 
 def free_port() -> int:
@@ -109,7 +113,7 @@ def spawn(worker: Callable[..., None], world: int, *arguments: object) -> None:
 
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 4, 1, 2)], ids=str)
 def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
-    """Two and four processes, uneven batches included: equal to 1e-5 for every loss and source of negatives."""
+    """Two and four processes, uneven batches included: equal to 1e-5 for every loss, source of negatives and kernel."""
     x, y, queue = data(sizes)
     truth: dict[str, tuple[Tensor, Tensor]] = {}
     for name, make in CASES.items():
@@ -117,25 +121,9 @@ def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
         truth[f"{name}, queue"] = gradient(model(), make(), x, y, queue)
     for rank in range(len(sizes)):
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        if sizes[rank] > 1:
+        if sizes[rank] > 1:  # a process with one sample can't go alone
             truth[f"alone {rank}"] = gradient(model(), fmicl.FMICLLoss("kl"), x[mine], y[mine], None)
-    if 1 in sizes:  # a process with one sample can't go alone
-        spawn(check_gathered_only, len(sizes), sizes, free_port(), truth)
-    else:
-        spawn(check_all, len(sizes), sizes, free_port(), truth)
-
-
-def check_gathered_only(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, Tensor]]) -> None:
-    with process_group(rank, len(sizes), port):
-        x, y, _ = data(sizes)
-        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        for name, make in CASES.items():
-            wrapped = DistributedDataParallel(model())
-            _, grad = gradient(wrapped, make(), x[mine], y[mine], None)
-            torch.testing.assert_close(grad, truth[name][1], rtol=1e-5, atol=1e-9, msg=name)
-        if sizes[rank] == 1:
-            with pytest.raises(ValueError, match="at least two samples"):
-                fmicl.FMICLLoss("kl", gather=False)(x[mine], y[mine])
+    spawn(check_all, len(sizes), sizes, free_port(), truth)
 
 
 def check_refusals(rank: int, world: int, port: int) -> None:
@@ -150,6 +138,19 @@ def check_refusals(rank: int, world: int, port: int) -> None:
         empty = torch.randn(4 if rank == 1 else 0, 3)
         with pytest.raises(ValueError, match="rank 0 was refused" if rank == 1 else "at least one row"):
             fmicl.InfoNCELoss()(empty, empty)
+        narrow, wide = torch.randn(4, 3), torch.randn(4, 3, dtype=F64)
+        mine = wide if rank == 1 else narrow
+        for loss in (fmicl.FMICLLoss("kl"), fmicl.InfoNCELoss(), fmicl.AlignUniformLoss(kernel="reference")):
+            with pytest.raises(ValueError, match=r"\['x float32, y float32, .*'x float64, y float64, "):
+                loss(mine, mine)
+            with pytest.raises(ValueError, match=r"'x float32, y float32, .*'x float32, y float64, "):
+                loss(narrow, mine)
+            with pytest.raises(ValueError, match=r"negatives float32, .*negatives float64, "):
+                loss(narrow, narrow, negatives=mine)
+            with pytest.raises(ValueError, match=r"negatives (anchor|both), .*negatives float32, "):
+                loss(narrow, narrow, negatives=narrow if rank == 1 else None)
+        with pytest.raises(ValueError, match=r"\['x float32', 'x float64'\]"):
+            columns.world_of(mine)
         x = torch.randn(4, 3, requires_grad=True)
         for kernel in ("tiled", "reference"):
             for loss in (fmicl.FMICLLoss("kl", kernel=kernel), fmicl.AlignUniformLoss(kernel=kernel)):
@@ -159,5 +160,5 @@ def check_refusals(rank: int, world: int, port: int) -> None:
 
 
 def test_refused_on_all_processes_alike() -> None:
-    """Shapes that don't fit are an error everywhere, not a hang; so is what can't be done."""
+    """Shapes and types that don't fit are an error everywhere, not a hang; so is what can't be done."""
     spawn(check_refusals, 2, 2, free_port())

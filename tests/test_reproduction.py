@@ -80,6 +80,24 @@ def test_a_record_has_all_of_a_run_and_no_folder_of_the_machine(tmp_path: Path) 
     assert '"crop_scale": [0.2, 1.0],\n' in text
 
 
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("--cache-dir /home/u/c", "--cache-dir PATH"),
+        ("--cache-dir=/home/u/c/ --seed 0", "--cache-dir=PATH --seed 0"),
+        ("--sts ~/sts --data /home/u/wiki.txt", "--sts PATH --data wiki.txt"),
+        ("--model /home/u/warm --divergence kl", "--model warm --divergence kl"),
+        ("--model a/hub-name --sts sts", "--model a/hub-name --sts sts"),
+    ],
+)
+def test_a_command_on_record_names_no_folder_of_the_machine(tmp_path: Path, words: str, shown: str) -> None:
+    run = run_folder(tmp_path / "run")
+    told = json.loads((run / "settings.json").read_text())
+    told["command"] = ["fmicl", "train", "cifar10", *words.split()]
+    (run / "settings.json").write_text(json.dumps(told))
+    assert record.make_record(run)["command"] == f"fmicl train cifar10 {shown}"
+
+
 def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
     views = {**RECIPES["cifar10"].recipe.to_json()["views"], "blur": 0.5}
     run = run_folder(tmp_path / "run", views=views, alpha=10.0, monitor_every=1, workers=0, queue=128)

@@ -210,6 +210,7 @@ def test_the_gradient_reaches_every_weight_of_the_encoder(model: SentenceTransfo
         ({"gamma": -1.0}, "gamma must be a positive number"),
         ({"negatives": "all"}, "negatives are one of"),
         ({"similarity": "dot"}, "similarity is"),
+        ({"similarity": fmicl.Cosine(0.1), "gamma": 20.0}, r"own settings; leave out gamma=20\.0$"),
         ({"shift": "best"}, "shift is None or 'optimal'"),
         ({"gather_across_devices": "yes"}, "True or False"),
     ],
@@ -225,6 +226,19 @@ def test_wrong_columns_are_refused() -> None:
         loss([], None)
     with pytest.raises(ValueError, match="a negatives column has shape"):
         loss.compute_loss_from_embeddings([torch.ones(2, 3), torch.ones(2, 3), torch.ones(4, 3)])
+
+
+def test_a_similarity_of_ones_own_needs_no_gamma_left_out() -> None:
+    torch.manual_seed(0)
+    rows = list(torch.randn(3, 4, 6))
+    ours, named = (
+        FMICLLoss(torch.nn.Identity(), "js", **settings)  # type: ignore[arg-type]
+        for settings in ({"similarity": fmicl.Cosine(0.1)}, {"similarity": "cosine", "gamma": 5.0})
+    )
+    assert torch.equal(ours.compute_loss_from_embeddings(rows), named.compute_loss_from_embeddings(rows))
+    config = ours.get_config_dict()
+    assert config["similarity"] == "Cosine(temperature=0.1)"
+    assert not {"gamma", "mu"} & set(config)
 
 
 def test_the_config_is_ready_for_the_model_card(model: SentenceTransformer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -45,3 +46,28 @@ def test_several_processes_share_the_negatives_columns_too() -> None:
         value.backward()
         truth[mode] = value.detach(), torch.stack([row.grad for row in rows if row.grad is not None])
     spawn(share, len(sizes), sizes, free_port(), truth)
+
+
+def refuse(rank: int, world: int, port: int) -> None:
+    """In each process: what is wrong on rank 1 alone ends in an error on both."""
+    with process_group(rank, world, port):
+        loss = FMICLLoss(torch.nn.Identity(), "js", **SOFT)  # type: ignore[arg-type]
+        x, y, n = torch.randn(3, 4, 5)
+        cases: list[tuple[list[Tensor], str]] = [
+            ([x, y, n[:3]], r"a negatives column has shape \(3, 5\), the anchors \(4, 5\)"),
+            ([x, y, n, n[:, :4]], r"a negatives column has shape \(4, 4\)"),
+            ([x, y, n.long()], "negatives column 1 must be float16"),
+            ([x], "there are 1 columns"),
+            ([], "there are 0 columns"),
+        ]
+        for columns, words in cases:
+            good = [x, y, n, n][: max(2, len(columns))]
+            with pytest.raises(ValueError, match=words if rank == 1 else "rank 1 was refused"):
+                loss.compute_loss_from_embeddings(columns if rank == 1 else good)
+        for one, other in ([x, y], [x, y, n]), ([x, y, n], [x, y, n, n]):
+            with pytest.raises(ValueError, match=f" {len(one) - 2} columns.* {len(other) - 2} columns"):
+                loss.compute_loss_from_embeddings(other if rank == 1 else one)
+
+
+def test_columns_that_do_not_fit_are_refused_on_all_processes() -> None:
+    spawn(refuse, 2, 2, free_port())

@@ -41,6 +41,19 @@ def test_every_field_of_every_recipe_may_have_several_values() -> None:
     assert {cell.recipe.seed for cell in found[: len(found) // 3]} == {0}  # a round for each seed
 
 
+def test_a_boolean_has_the_flags_of_train() -> None:
+    def values(options: str) -> dict[str, Any]:
+        return values_of(cli._parse(["sweep", "digits", *options.split()]).command.grid, DIGITS)
+
+    assert values("--no-baselines --no_sync_batchnorm --seed 0 1") == {
+        "baselines": (False,), "sync_batchnorm": (False,), "seed": (0, 1),
+    }  # fmt: skip
+    assert values("--baselines --download") == {"download": (True,)}
+    assert values("--no-baselines --baselines True False") == {"baselines": (True, False)}
+    with pytest.raises(SystemExit):
+        values("--no-seed")
+
+
 def test_the_help_of_a_sweep_is_that_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("sweep", "digits", "--help")
@@ -122,6 +135,8 @@ def test_another_kind_of_recipe_will_do() -> None:
         ("--method moco --queue 4096 10", "queue (10) must hold at least one batch (256)"),
         ("cifar10 --seed 0 1", "is read from a folder: say which one with --data-dir"),
         ("wikipedia --seed 0 1", "which text to train on is not said: --data FILE"),
+        ("wikipedia --data FILE --model BERT --length 16 64", "length is 64, but BERT takes no more than 16 tokens"),
+        ("wikipedia --data FILE --model BERT --length 8 --encode-length 12 14", "BERT takes no more than 12 tokens"),
         ("--out FILE", "is a file, not the folder of a sweep"),
         ("--out FULL", "is no sweep"),
     ],
@@ -133,6 +148,10 @@ def test_wrong_input_is_refused_before_anything_starts(
     (tmp_path / "FILE").write_text("")
     (tmp_path / "FULL").mkdir()
     (tmp_path / "FULL" / "thesis.tex").write_text("mine")
+    (tmp_path / "BERT").mkdir()
+    (tmp_path / "BERT" / "config.json").write_text('{"max_position_embeddings": 16}')
+    if "encode-length" in options:
+        (tmp_path / "BERT" / "tokenizer_config.json").write_text('{"model_max_length": 12}')
     before = sorted(tmp_path.rglob("*"))
     recipe = [] if options.startswith(("cifar10", "wikipedia")) else ["digits"]
     assert cli.main(["sweep", *recipe, *options.split()]) == 2

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from fmicl import __version__
-from fmicl.grid import SweepOptions, grid_class, grid_of
+from fmicl.grid import SweepOptions, grid_class, grid_of, spell_out_flags
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
@@ -341,7 +341,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["sweep"]:
+        words = spell_out_flags(words, Recipe, TextRecipe)
+    if words == ["--version"]:
         print(f"fmicl {__version__}")
         raise SystemExit(0)
     said = io.StringIO()
@@ -351,7 +354,7 @@ def _parse(arguments: Sequence[str] | None) -> Any:
                 _COMMANDS,
                 prog="fmicl",
                 description="Contrastive learning with any f-divergence. (--version says which one this is.)",
-                args=arguments,
+                args=words,
             )
     except SystemExit as exit_:
         # tyro names the field of a dataclass that refused its values by its own inner path, which helps nobody.

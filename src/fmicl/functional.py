@@ -333,8 +333,10 @@ def make_similarity(
     if similarity == "gaussian":
         return gaussian
     if isinstance(similarity, Similarity):
-        if gaussian != Gaussian():
-            raise ValueError(f"{similarity!r} has its own settings; leave out gamma={gamma!r} and mu={mu!r}")
+        usual = Gaussian()
+        given = [f"gamma={gamma!r}"] * (gamma != usual.gamma) + [f"mu={mu!r}"] * (mu != usual.mu)
+        if given:
+            raise ValueError(f"{similarity!r} has its own settings; leave out {' and '.join(given)}")
         return similarity
     if similarity == "cosine":
         if mu != 1.0:

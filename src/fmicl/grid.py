@@ -35,6 +35,7 @@ __all__ = [
     "grid_of",
     "leaves",
     "parse_case",
+    "spell_out_flags",
     "values_of",
 ]
 
@@ -164,7 +165,9 @@ def grid_class(kind: type) -> Any:
         fields = []
         for leaf in leaves(kind):
             hint = types.GenericAlias(tuple, (leaf.type, ...)) if leaf.several else leaf.type
-            fields.append((leaf.name, Annotated[hint, tyro.conf.arg(help=leaf.help)]))
+            option = leaf.name.replace("_", "-")
+            words = f"{leaf.help} (--no-{option}: False)" if leaf.type is bool else leaf.help
+            fields.append((leaf.name, Annotated[hint, tyro.conf.arg(help=words)]))
         _GRIDS[kind] = dataclasses.make_dataclass(f"{kind.__name__}Grid", fields, frozen=True, kw_only=True)
     return _GRIDS[kind]
 
@@ -179,6 +182,26 @@ def grid_of(recipe: Any) -> Any:
     """
     kind = type(recipe)
     return grid_class(kind)(**{x.name: (x.of(recipe),) if x.several else x.of(recipe) for x in leaves(kind)})
+
+
+def spell_out_flags(words: Sequence[str], *kinds: type) -> list[str]:
+    """``--no-FIELD`` as ``--FIELD False``: a grid takes values of booleans, and `fmicl train` these flags.
+
+    Args:
+        words: of the command line.
+        kinds: recipes' classes, whose booleans these are.
+
+    Example:
+        >>> from fmicl.recipes import Recipe
+        >>> spell_out_flags(["sweep", "digits", "--no-baselines", "--seed", "0", "1"], Recipe)
+        ['sweep', 'digits', '--baselines', 'False', '--seed', '0', '1']
+    """
+    booleans = {f"--no-{leaf.name}": leaf for kind in kinds for leaf in leaves(kind) if leaf.type is bool}
+    found: list[str] = []
+    for word in words:
+        leaf = booleans.get(f"--no-{word[5:].replace('-', '_')}") if word.startswith(("--no-", "--no_")) else None
+        found += [word] if leaf is None else [f"--{leaf.name.replace('_', '-')}", "False"]
+    return found
 
 
 def values_of(grid: Any, recipe: Any) -> dict[str, tuple[Any, ...]]:

@@ -11,7 +11,7 @@ from fmicl.checks import Negatives, require_mode, require_positive, require_powe
 from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.functional import Terms
-from fmicl.pairs import Options, check_options
+from fmicl.pairs import Options, check_options, options_words
 from fmicl.similarities import Similarity
 
 __all__ = ["AlignUniformLoss", "FMICLLoss", "InfoNCELoss", "SpectralContrastiveLoss"]
@@ -23,6 +23,9 @@ class FMICLLoss(nn.Module):
     Which divergence? KL, Pearson and VLC were the paper's best on images and KL on text; JS and squared Hellinger have
     bounded scores and forgive outliers; reverse KL and Neyman are there to be compared with, and fail
     (`fmicl.theory.uniformity` says why).
+
+    Within torch.func's transforms (grad, hessian, vmap) "auto" is the dense kernel "reference", the only one that they
+    go through; `shift="optimal"` goes with KL alone there.
 
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
@@ -95,6 +98,7 @@ class FMICLLoss(nn.Module):
         return (
             f"{self.divergence}, alpha={self.alpha:g}, gamma={self.gamma:g}, mu={self.mu}, "
             f"similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
+            f"{options_words(**self.options)}"
         )
 
 
@@ -147,7 +151,10 @@ class InfoNCELoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"temperature={self.temperature:g}, negatives={self.negatives}, decoupled={self.decoupled}"
+        return (
+            f"temperature={self.temperature:g}, negatives={self.negatives}, decoupled={self.decoupled}"
+            f"{options_words(**self.options)}"
+        )
 
 
 class AlignUniformLoss(nn.Module):
@@ -202,7 +209,10 @@ class AlignUniformLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"gamma={self.gamma:g}, power={self.power:g}, weight={self.weight:g}, negatives={self.negatives}"
+        return (
+            f"gamma={self.gamma:g}, power={self.power:g}, weight={self.weight:g}, negatives={self.negatives}"
+            f"{options_words(**self.options)}"
+        )
 
 
 class SpectralContrastiveLoss(nn.Module):
@@ -242,4 +252,4 @@ class SpectralContrastiveLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"mu={self.mu:g}, negatives={self.negatives}"
+        return f"mu={self.mu:g}, negatives={self.negatives}{options_words(**self.options)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -16,10 +17,11 @@ from fmicl.divergences import KL
 from fmicl.kernels import Kernel, PairFunction, Precision, World
 from fmicl.similarities import Critic
 
-__all__ = ["Options", "Pairs", "check_options", "normalise"]
+__all__ = ["Options", "Pairs", "check_options", "normalise", "options_words"]
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Options(TypedDict, total=False):
@@ -37,6 +39,9 @@ class Options(TypedDict, total=False):
     Explicit negatives are taken as they are given on each process."""
 
 
+_DEFAULTS: Options = {"normalised": False, "kernel": "auto", "precision": "auto", "gather": True}
+
+
 def check_options(**options: Unpack[Options]) -> None:
     """Refuse what can't be meant, before the first batch."""
     unknown = sorted(set(options) - set(Options.__annotations__))
@@ -45,11 +50,22 @@ def check_options(**options: Unpack[Options]) -> None:
             f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}. "
             "A divergence's own parameters go to it: fmicl.divergence('tsallis', order=2.0)"
         )
+    options = _DEFAULTS | options
     for name in ("normalised", "gather"):
-        value = options.get(name, True)
+        value = options.get(name)
         if not isinstance(value, bool):
             raise ValueError(f"{name} is True or False, got {name}={value!r}")
-    kernels.require_kernel(options.get("kernel", "auto"), options.get("precision", "auto"))
+    kernels.require_kernel(options["kernel"], options["precision"])
+
+
+def options_words(**options: Unpack[Options]) -> str:
+    """The options that say something else than the defaults, for the end of a loss's repr.
+
+    Example:
+        >>> options_words(kernel="tiled", precision="auto", gather=False)
+        ', kernel=tiled, gather=False'
+    """
+    return "".join(f", {name}={value}" for name, value in options.items() if value != _DEFAULTS.get(name))
 
 
 class Block(NamedTuple):
@@ -95,36 +111,54 @@ class Pairs:
     distances: Tensor | None = None
 
     @classmethod
-    def prepare(cls, x: Tensor, y: Tensor, negatives: Negatives | Tensor, **options: Unpack[Options]) -> Pairs:
+    def prepare(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        negatives: Negatives | Tensor,
+        columns: Sequence[Tensor] = (),
+        **options: Unpack[Options],
+    ) -> Pairs:
         """Check the input, put it onto the sphere and lay out the negatives.
 
         Half precision is widened, unless it lies on the sphere already and `fast` will do: then no copy is made.
+
+        Args:
+            x: first view, (N, d).
+            y: second view, (N, d).
+            negatives: as in `fmicl.functional`.
+            columns: (N, d) each, which the caller lays out; here they are only checked, on all processes together.
+            options: how it is computed.
 
         Raises:
             ValueError: if the input can't be a batch of two views; it names what was seen.
         """
         check_options(**options)
+        options = _DEFAULTS | options
         explicit = negatives if isinstance(negatives, Tensor) else None
         wrong: ValueError | None = None
+        same = ""
         try:
-            _check(x, y, negatives)
+            _check(x, y, negatives, columns)
+            kind = negatives if explicit is None else explicit.dtype
+            same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
         except ValueError as error:
             wrong = error  # where several processes run, the others must hear of it before this one leaves
-        world = kernels.world_of(x, options.get("gather", True), wrong)
+        world = kernels.world_of(x, options["gather"], wrong, same)
         if explicit is None and world.total < 2:
             raise ValueError(
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
-        kernel, precision = options.get("kernel", "auto"), options.get("precision", "auto")
+        kernel, precision = _within_transforms(options["kernel"], world), options["precision"]
         half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
         fast = precision == "fast" or (precision == "auto" and half)
-        as_it_is = fast and options.get("normalised", False) and all(v.dtype == torch.bfloat16 for v in named)
+        as_it_is = fast and options["normalised"] and all(v.dtype == torch.bfloat16 for v in named)
         widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
         distances = None
         if as_it_is:
             ready = named
-        elif options.get("normalised", False):
+        elif options["normalised"]:
             ready = [value.to(widest) for value in named]
         elif kernels.sphere_suits(x, y, kernel) and widest == torch.float32:
             *ready, distances = kernels.onto_sphere(x, y)
@@ -225,8 +259,8 @@ def normalise(x: Tensor) -> Tensor:
     return x / torch.where(length > 0, length, 1.0)
 
 
-def _check(x: Tensor, y: Tensor, negatives: str | Tensor) -> None:
-    named = {"x": x, "y": y}
+def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tensor]) -> None:
+    named = {"x": x, "y": y} | {f"negatives column {k}": column for k, column in enumerate(columns, 1)}
     if isinstance(negatives, Tensor):
         named["negatives"] = negatives
     else:
@@ -236,8 +270,8 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor) -> None:
             raise ValueError(f"{name} must be a tensor of embeddings (N, d), got {type(value).__name__}")
         if value.dim() != 2:
             raise ValueError(f"{name} must have two dimensions (N, d), got shape {tuple(value.shape)}")
-        if not value.is_floating_point():
-            raise ValueError(f"{name} must be of a floating-point type, got {value.dtype}")
+        if value.dtype not in _TYPES:
+            raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {value.dtype}")
         if value.device != x.device:
             raise ValueError(f"{name} is on {value.device} but x is on {x.device}")
     if x.shape != y.shape:
@@ -251,6 +285,26 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor) -> None:
             f"explicit negatives must be (M, d) with M > 0 and x's d; got {tuple(negatives.shape)} "
             f"for x of shape {tuple(x.shape)}"
         )
+    for column in columns:
+        if column.shape != x.shape:
+            raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
+
+
+def _within_transforms(kernel: Kernel, world: World) -> Kernel:
+    """Within torch.func's grad, vmap and the like, the reference: it is plain autograd, which they go through.
+
+    Raises:
+        ValueError: another kernel was asked for, or several processes share the batch.
+    """
+    if not torch._C._are_functorch_transforms_active():  # torch has no public name for it
+        return kernel
+    if kernel not in ("auto", "reference"):
+        raise ValueError(f"torch.func goes through kernel='auto' or 'reference' only, got kernel={kernel!r}")
+    if world.size > 1:
+        raise ValueError(
+            f"torch.func can't go through a loss over {world.size} processes; gather=False keeps to one's own"
+        )
+    return "reference"
 
 
 def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None, world: World) -> tuple[Block, ...]:

@@ -378,8 +378,8 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         here: whether that is on this machine, so that its files must be here.
 
     Raises:
-        ValueError: an objective that can't be built, batches that can't be shared out, or data that isn't named, in
-            the words of `fmicl train`.
+        ValueError: an objective that can't be built, batches that can't be shared out, data that isn't named, or
+            sentences of more tokens than the files of a model here say it takes, in the words of `fmicl train`.
         FileNotFoundError: data that isn't there.
     """
     from fmicl.data import dataset_info, named_folder
@@ -390,7 +390,11 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         build_objective(cell.recipe)
         check_batch(cell.recipe, cell.recipe.devices)
         if isinstance(cell.recipe, TextRecipe):
+            from fmicl.text_models import told_limit
+            from fmicl.text_training import check_lengths
+
             _ = cell.recipe.text
+            check_lengths(cell.recipe, told_limit(cell.recipe.model))
         elif dataset_info(cell.recipe.dataset).needs_folder:
             named_folder(cell.recipe.dataset, cell.recipe.data_dir)
         for name in DATA if here and not getattr(cell.recipe, "download", False) else ():

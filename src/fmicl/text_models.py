@@ -31,6 +31,7 @@ __all__ = [
     "quiet_transformers",
     "save_sentence_encoder",
     "sentence_head",
+    "told_limit",
 ]
 
 _TOO_LONG = 10**6  # tokenizers without a limit name an astronomic one
@@ -196,6 +197,19 @@ def _inner_model(folder: Path) -> Path:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         return folder / str(modules[0]["path"])
     return folder
+
+
+def told_limit(name: str) -> int:
+    """The most tokens that the files of a model's folder say it takes, without loading it.
+
+    Never less than `Tokenizer.limit`; without a bound where the files say nothing, as of a name on the hub.
+    """
+    found = [_TOO_LONG]
+    for file, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # loading it will say what is wrong
+            told = json.loads((_inner_model(Path(name)) / file).read_text(encoding="utf-8"))
+            found.append(int(min(told[key] or _TOO_LONG, _TOO_LONG)))
+    return min(found)
 
 
 def _limit(model: nn.Module, tokenizer: Any) -> int:

@@ -155,10 +155,15 @@ def encode_length(recipe: TextRecipe, tokenizer: Tokenizer) -> int:
     Raises:
         ValueError: the model doesn't take as many as the recipe says, here or in training.
     """
-    for field, length in (("length", recipe.length), ("encode_length", recipe.encode_length)):
-        if length is not None and length > tokenizer.limit:
-            raise ValueError(f"{field} is {length}, but {recipe.model} takes no more than {tokenizer.limit} tokens")
+    check_lengths(recipe, tokenizer.limit)
     return recipe.encode_length or tokenizer.limit
+
+
+def check_lengths(recipe: TextRecipe, limit: int) -> None:
+    """Refuse sentences of more tokens than a model takes."""
+    for field, length in (("length", recipe.length), ("encode_length", recipe.encode_length)):
+        if length is not None and length > limit:
+            raise ValueError(f"{field} is {length}, but {recipe.model} takes no more than {limit} tokens")
 
 
 def build_text_method(recipe: TextRecipe, encoder: SentenceEncoder, batches_per_epoch: int) -> Method:

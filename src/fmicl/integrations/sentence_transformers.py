@@ -17,7 +17,9 @@ import fmicl
 from fmicl.checks import Negatives
 from fmicl.divergences import Divergence
 from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
+from fmicl.kernels import world_of
 from fmicl.pairs import Block, Pairs, normalise
+from fmicl.similarities import Gaussian, Similarity
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -70,9 +72,10 @@ class FMICLLoss(nn.Module):
         divergence: a name of ``fmicl.list_divergences()`` or a ``fmicl.Divergence``.
         alpha: weight of the negative term. The paper's for text is large, as a Gaussian of width gamma = 20 leaves
             negatives almost no weight of their own: at right angles :math:`u = e^{-40}`.
-        gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
+        gamma: inverse width of the Gaussian kernel (None: 20, the paper's for text); for the cosine similarity,
+            temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio on the sphere.
-        similarity: "gaussian" (the paper's) or "cosine".
+        similarity: "gaussian" (the paper's), "cosine", or a ``fmicl.Similarity``, which has no use for gamma and mu.
         negatives: which pairs of the batch are negatives: "anchor" (the paper's), "cross" or "both".
         shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha is then a constant.
         gather_across_devices: where several processes run, take negatives from all of them.
@@ -130,15 +133,17 @@ class FMICLLoss(nn.Module):
         model: SentenceTransformer,
         divergence: str | Divergence = "kl",
         alpha: float = 409600.0,
-        gamma: float = 20.0,
+        gamma: float | None = None,
         mu: float | Literal["normalised"] = 1.0,
-        similarity: Literal["gaussian", "cosine"] = "gaussian",
+        similarity: Literal["gaussian", "cosine"] | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
         gather_across_devices: bool = True,
     ) -> None:
         super().__init__()
         self.model = model
+        if gamma is None:
+            gamma = Gaussian().gamma if isinstance(similarity, Similarity) else 20.0
         # High precision: at gamma = 20, rounding an inner product to bfloat16 would change its u by several percent.
         self.objective = fmicl.FMICLLoss(
             divergence, alpha, gamma, mu, similarity, negatives, shift, gather=gather_across_devices, precision="high"
@@ -156,7 +161,8 @@ class FMICLLoss(nn.Module):
     def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """The loss of embeddings (N, d) of anchors, positives and of each negatives column."""
         if len(embeddings) < 2:
-            raise ValueError(f"anchors and positives are needed, but there are {len(embeddings)} columns")
+            wrong = ValueError(f"anchors and positives are needed, but there are {len(embeddings)} columns")
+            world_of(torch.empty(0, 0), self.objective.options["gather"], wrong)  # raises it, and stops the others
         x, y, *given = embeddings
         if given:
             with torch.autocast(x.device.type, enabled=False):
@@ -176,12 +182,10 @@ class FMICLLoss(nn.Module):
         """The loss with explicit negatives beside those of the batch."""
         o = self.objective
         alone = self._alone(x)
-        pairs = Pairs.prepare(x, y, y if alone else o.negatives, **o.options)
+        pairs = Pairs.prepare(x, y, y if alone else o.negatives, given, **o.options)
         anchors = (pairs.x, pairs.y) if o.negatives == "both" else (pairs.x,)
         blocks = () if alone else pairs.blocks
         for column in given:
-            if column.shape != x.shape:
-                raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
             other = normalise(column.to(pairs.x.dtype))
             blocks += tuple(Block(rows, other, None, 1, pairs.world.total**2, pairs.world) for rows in anchors)
         pairs = dataclasses.replace(pairs, blocks=blocks)
@@ -193,12 +197,12 @@ class FMICLLoss(nn.Module):
         o = self.objective
         name = o.divergence.name
         known = name in fmicl.list_divergences() and fmicl.divergence(name) == o.divergence
+        own = isinstance(o.similarity, Similarity)
         return {
             "divergence": name if known else repr(o.divergence),
             "alpha": o.alpha,
-            "gamma": o.gamma,
-            "mu": o.mu,
-            "similarity": o.similarity,
+            **({} if own else {"gamma": o.gamma, "mu": o.mu}),
+            "similarity": repr(o.similarity) if own else o.similarity,
             "negatives": o.negatives,
             "shift": o.shift,
             "gather_across_devices": o.options["gather"],

@@ -21,6 +21,7 @@ __all__ = ["World", "all_logsumexp", "all_sum", "gather_rows", "require_first_or
 
 # Gathered columns above this size (in bytes) go round in a ring instead of being held all at once.
 RING_ABOVE = 256 * 2**20
+_WORDS = 64  # characters that a process tells the others of its input
 
 
 class World(NamedTuple):
@@ -45,16 +46,17 @@ class World(NamedTuple):
         return sum(self.sizes)
 
 
-def world_of(x: Tensor, gather: bool = True, wrong: ValueError | None = None) -> World:
+def world_of(x: Tensor, gather: bool = True, wrong: ValueError | None = None, same: str = "") -> World:
     """Ask every process for its number of rows; a single one, or `gather=False`, asks nobody.
 
     Args:
         x: rows of this process.
         gather: whether to ask at all.
         wrong: what is wrong with this process's input, so that all of them stop together.
+        same: what must be the same everywhere beside the dimension and type of x, in a few words.
 
     Raises:
-        ValueError: on all processes alike, if the input of one is wrong or their embeddings differ in dimension.
+        ValueError: on all processes alike, if the input of one is wrong, or theirs differ in what must be the same.
     """
     if not (gather and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         if wrong is not None:
@@ -63,12 +65,15 @@ def world_of(x: Tensor, gather: bool = True, wrong: ValueError | None = None) ->
     device = x.device if isinstance(x, Tensor) else torch.device("cpu")
     if dist.get_backend() == "nccl" and device.type != "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    mine = torch.tensor([0, 0, 0] if wrong is not None else [1, *x.shape], device=device)
+    facts = (0, 0, 0) if wrong is not None else (1, *x.shape)
+    words = "" if wrong is not None else f"x {x.dtype}{same}".replace("torch.", "")
+    mine = torch.tensor([*facts, *words.encode().ljust(_WORDS)[:_WORDS]], device=device)
     answers = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(answers, mine)
-    valid, rows, widths = zip(*(answer.tolist() for answer in answers), strict=True)
     if wrong is not None:
         raise wrong
+    told = torch.stack(answers).tolist()
+    valid, rows, widths = zip(*(answer[:3] for answer in told), strict=True)
     if not all(valid):
         refused = ", ".join(str(rank) for rank, fine in enumerate(valid) if not fine)
         raise ValueError(f"the input of rank {refused} was refused: see the error there. This process stops with it")
@@ -76,6 +81,11 @@ def world_of(x: Tensor, gather: bool = True, wrong: ValueError | None = None) ->
         raise ValueError(
             "every process needs embeddings of the same dimension; by rank the shapes are "
             f"{list(zip(rows, widths, strict=True))}. gather=False keeps to one's own process"
+        )
+    if any(answer[3:] != told[0][3:] for answer in told):
+        raise ValueError(
+            "every process needs the same kind of input; by rank there is "
+            f"{[bytes(answer[3:]).decode().rstrip() for answer in told]}. gather=False keeps to one's own process"
         )
     return World(dist.get_rank(), tuple(rows))
 

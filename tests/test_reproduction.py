@@ -165,13 +165,16 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
         "settings": {"layers": 6, "seed": 1},
     }
     (tmp_path / "warm" / "warm_start.json").write_text(json.dumps(about))
-    (tmp_path / "scores.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
+    (tmp_path / "scores.json").write_text(json.dumps({"model": "/home/x/warm", "pooling": "cls", "avg": 40.0}))
+    (tmp_path / "unsaid.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
     command = [str(tmp_path / "warm"), "--into", str(tmp_path / "results")]
     assert record.main(command) == 2
     assert "name its scores" in capsys.readouterr().err
+    assert record.main([*command, "--scores", str(tmp_path / "unsaid.json")]) == 2
+    assert "doesn't say by which pooling" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "scores.json"), "--commit", "abc1234"]) == 0
     start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
-    assert (start["results"], start["seed"]) == ({"avg": 40.0}, 1)
+    assert (start["results"], start["seed"]) == ({"pooling": "cls", "avg": 40.0}, 1)
     assert start["commit"] == "abc1234"
     assert start["command"] == "python experiments/warm_start.py train wiki.txt M"
 

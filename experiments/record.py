@@ -2,7 +2,8 @@
 
     python experiments/record.py RUN [RUN ...] --into results/
     python experiments/record.py sweeps/cifar10-001 --into results/           # all finished runs of a sweep
-    python experiments/record.py MODEL --into results/ --scores scores.json   # a warm start and its STS scores
+    fmicl evaluate MODEL --pooling cls --sts DIR --json scores.json
+    python experiments/record.py MODEL --into results/ --scores scores.json   # a warm start and these scores
 
 A record is what the run folder says of itself (settings, versions, device, commit, date, seed, results, and metrics by
 epoch), without the names of folders of the machine that it was made on. A file that is there and says something else
@@ -204,11 +205,15 @@ def render(record: Mapping[str, Any]) -> str:
 def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[str, dict[str, Any]]:
     """The record of a warm start: what it says of its training, and its scores before any contrastive step."""
     told = read_json(folder / "warm_start.json")
+    command = f"`fmicl evaluate {folder} --pooling cls --sts DIR --json FILE`"
     if scores is None:
-        raise ValueError(f"{folder} is a warm start: name its scores (`fmicl evaluate {folder} --sts DIR --json FILE`)")
+        raise ValueError(f"{folder} is a warm start: name its scores ({command})")
+    results = read_json(scores)
+    if "pooling" not in results:
+        raise ValueError(f"{scores} doesn't say by which pooling it came about: {command} does")
     seed = told.get("settings", {}).get("seed", 0)
     about = {"commit": told.get("commit") or commit, "seed": seed}
-    record = {"kind": "warm_start", **told, **about, "results": _without_folders(read_json(scores))}
+    record = {"kind": "warm_start", **told, **about, "results": _without_folders(results)}
     if isinstance(told.get("command"), str):
         record["command"] = _command(shlex.split(told["command"]))
     return f"warm-start-seed{seed}.json", record

@@ -4,8 +4,8 @@
     python experiments/reproduction.py --check    # exit code 1 if the page does not say what the records say
 
 Only what stands between the page's markers (<!-- cifar10 --> ... <!-- /cifar10 -->) is written; the words around them
-are kept. Every number of ours is a mean over the seeds on record, with their standard deviation (n - 1), and links to
-its records. Where there is no run there is no number.
+are kept. Every number of ours is a mean over the seeds on record, with their standard deviation (n - 1). The records
+are linked once a row, or once a column on CIFAR-10. Where there is no run there is no number.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import itertools
 import json
 import re
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,7 @@ PAPER_TEXT = {
 """Average over the seven tasks, BERT-base."""
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
 ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
+RUNS = "runs by seed"
 ON_THE_WAY = (0.008, 0.04, 0.2, 1.0)
 """Shares of a run on sentences after which its development score is shown: the recipe's first look, and the last."""
 
@@ -103,22 +105,32 @@ def load(folder: Path) -> list[Record]:
     return found
 
 
-def cell(records: Sequence[Record], value: Callable[[Record], Any], links: str) -> str:
-    """Mean and spread over seeds, with a link for each seed; "" without a number.
+def cells(records: Sequence[Record], values: Iterable[Callable[[Record], Any]], links: str) -> list[str]:
+    """Mean and spread over seeds of each value, and last a link for each seed; "" without a number.
+
+    A number that not all of these runs have is followed by links to its own.
 
     Raises:
         ValueError: a seed is on record twice.
     """
-    known = sorted((r for r in records if isinstance(value(r), int | float)), key=lambda r: r.seed)
-    if not known:
-        return ""
-    for one, other in itertools.pairwise(known):
+    values = list(values)
+    by_seed = sorted(records, key=lambda r: r.seed)
+    having = [[r for r in by_seed if isinstance(value(r), int | float)] for value in values]
+    runs = [r for r in by_seed if any(r in known for known in having)]
+    for one, other in itertools.pairwise(runs):
         if one.seed == other.seed:
             raise ValueError(f"{one.file.name} and {other.file.name} are the same run: seed {one.seed} counts once")
-    numbers = [float(value(r)) for r in known]
-    spread = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
-    seeds = " ".join(f"[{r.seed}]({links}/{r.file.name})" for r in known)
-    return f"{statistics.fmean(numbers):.2f}{spread} (n={len(numbers)}: {seeds})"
+
+    def linked(known: Iterable[Record]) -> str:
+        return " ".join(f"[{r.seed}]({links}/{r.file.name})" for r in known)
+
+    made = []
+    for value, known in zip(values, having, strict=True):
+        numbers = [float(value(r)) for r in known]
+        mean = f"{statistics.fmean(numbers):.2f}" if numbers else ""
+        spread = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
+        made.append(mean + spread + (f" ({linked(known)})" if known and known != runs else ""))
+    return [*made, linked(runs)]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -147,12 +159,16 @@ def cifar10(records: Sequence[Record], links: str) -> str:
         rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in padded)])
     ours = [r for r in records if _main(r)]
     for epochs in sorted({r.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
-        for key, name in (("knn", "k-NN"), ("linear", "linear")):
-            cells = [
-                cell([r for r in ours if r.epochs == epochs and r.column == c], _result(key), links) for c in COLUMNS
-            ]
-            rows.append([f"**ours, {name}, {epochs} epochs**", *cells])
+        columns = [
+            cells([r for r in ours if r.epochs == epochs and r.column == c], _accuracies(), links) for c in COLUMNS
+        ]
+        for name, row in zip(("k-NN", "linear", RUNS), zip(*columns, strict=True), strict=True):
+            rows.append([f"**ours, {name}, {epochs} epochs**", *row])
     return table(["CIFAR-10, accuracy in percent", *COLUMNS], rows)
+
+
+def _accuracies() -> list[Callable[[Record], Any]]:
+    return [_result("knn"), _result("linear")]
 
 
 def _main(record: Record) -> bool:
@@ -164,16 +180,20 @@ def others(records: Sequence[Record], links: str) -> str:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in records:
         if r.kind == "images" and not _main(r):
-            differs = ", ".join(f"`{key} {_said(value)}`" for key, value in r.differences.items())
+            differs = _listed(r.differences)
             groups.setdefault((r.recipe, label(r), differs, str(r.epochs)), []).append(r)
     if not groups:
         return "No run on record yet."
-    rows = [[*key, cell(g, _result("knn"), links), cell(g, _result("linear"), links)] for key, g in groups.items()]
-    return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear"], rows)
+    rows = [[*key, *cells(g, _accuracies(), links)] for key, g in groups.items()]
+    return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear", RUNS], rows)
 
 
 def _said(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _listed(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key} {_said(value)}`" for key, value in settings.items())
 
 
 def text(records: Sequence[Record], links: str) -> str:
@@ -182,41 +202,55 @@ def text(records: Sequence[Record], links: str) -> str:
     found = [r for r in records if r.kind == "text" and any(_result(task)(r) is not None for task in TASKS)]
     starts = [r for r in records if r.kind == "warm_start"]
     common = _common(found)
-    main = [r for r in found if _key(r) == common and r.column and "alpha" not in r.differences]
-    rows = [["warm start", *_sts(starts, links), ""]] if starts else []
-    for name, avg in PAPER_TEXT.items():
-        rows.append([name, *_sts([r for r in main if r.column == name], links), f"{avg:.2f}"])
-    head = ["Spearman's correlation x 100", *(f"ours, {task}" for task in TASKS), "paper, BERT-base, avg"]
+    usual = [r for r in found if _key(r) == common]
+    main = [r for r in usual if r.column and "alpha" not in r.differences]
+    shown = {"warm start": starts} if starts else {}
+    shown |= {name: [r for r in main if r.column == name] for name in PAPER_TEXT}
+    rows = []
+    for name, runs in shown.items():
+        *scores, linked = _sts(runs, links)
+        rows.append([name, *scores, f"{PAPER_TEXT[name]:.2f}" if name in PAPER_TEXT else "", linked])
+    head = ["Spearman's correlation x 100", *(f"ours, {task}" for task in TASKS), "paper, BERT-base, avg", RUNS]
     parts = [table(head, rows)]
     if not found:
         parts.append("No run of ours on record yet.")
     else:
-        listed = ", ".join(f"`{key} {value}`" for key, value in common)
-        parts.append(f"Our runs above are the recipe `{main[0].recipe if main else found[0].recipe}` with {listed}.")
+        epochs, *more = _words(usual[0], starts, without=("alpha",))
+        parts.append(", ".join([f"Each run of ours above is {epochs} of the recipe `{usual[0].recipe}`", *more]) + ".")
     if any(_looks(r) for r in main):
         shares = [f"after {share:.1%} of it".replace(".0%", "%") for share in ON_THE_WAY]
-        names = [name for name in PAPER_TEXT if any(r.column == name for r in main)]
-        rows = [[name, *_development([r for r in main if r.column == name], links)] for name in names]
-        parts.append(table(["STS-B dev in training", *shares, "of the step that was chosen", "which step"], rows))
-    alphas = [r for r in found if _key(r) == common and r.column == "KL"]
+        rows = [[name, *_development(runs, links)] for name, runs in shown.items() if runs and runs is not starts]
+        parts.append(table(["STS-B dev in training", "chosen step", "its score", *shares, RUNS], rows))
+    alphas = [r for r in usual if r.column == "KL"]
     swept = {alpha: runs for alpha in ALPHAS if (runs := [r for r in alphas if r.settings.get("alpha") == alpha])}
     if len(swept) > 1:
-        parts.append(table(["KL, alpha", *TASKS], [[f"{a:,.0f}", *_sts(runs, links)] for a, runs in swept.items()]))
+        rows = [[f"{alpha:,.0f}", *_sts(runs, links)] for alpha, runs in swept.items()]
+        parts.append(table(["KL, alpha", *TASKS, RUNS], rows))
         main += itertools.chain(*swept.values())
     done = {id(r) for r in main}
     groups: dict[str, list[Record]] = {}
     for r in found:
         if id(r) not in done:
-            differs = ", ".join(f"`{key} {_said(value)}`" for key, value in r.differences.items())
-            groups.setdefault(f"{label(r)}, {r.epochs} epochs; {differs}", []).append(r)
+            groups.setdefault(", ".join([label(r), *_words(r, starts)]), []).append(r)
     if groups:
-        rest = [[name, *_sts(runs, links)] for name, runs in groups.items()]
-        parts.append(table(["other settings", *TASKS], rest))
+        rows = [[name, *_sts(runs, links)] for name, runs in groups.items()]
+        parts.append(table(["other settings", *TASKS, RUNS], rows))
     return "\n\n".join(parts)
 
 
 def _sts(runs: Sequence[Record], links: str) -> list[str]:
-    return [cell(runs, _result(task), links) for task in TASKS]
+    return cells(runs, [_result(task) for task in TASKS], links)
+
+
+def _words(record: Record, starts: Sequence[Record], without: Sequence[str] = ()) -> list[str]:
+    """Epochs, the start if it is one of these, and what else differs from the recipe."""
+    told = {key: value for key, value in record.differences.items() if key not in without}
+    said = ["one epoch" if record.epochs == 1 else f"{record.epochs} epochs"]
+    # A warm start's command is "python experiments/warm_start.py train TEXT MODEL ...". Where MODEL lay says nothing.
+    if any(shlex.split(start.told.get("command", ""))[4:5] == [told.get("model")] for start in starts):
+        del told["model"]
+        said.append("from the warm start")
+    return [*said, f"with {_listed(told)}"] if told else said
 
 
 def _looks(record: Record) -> list[tuple[float, float]]:
@@ -230,7 +264,7 @@ def _development(runs: Sequence[Record], links: str) -> list[str]:
         return lambda record: next((score for done, score in _looks(record) if abs(done - share) < 1e-6), None)
 
     steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _looks(r))
-    return [*(cell(runs, at(share), links) for share in ON_THE_WAY), cell(runs, _result("stsb_dev"), links), steps]
+    return [steps, *cells(runs, [_result("stsb_dev"), *map(at, ON_THE_WAY)], links)]
 
 
 def _key(record: Record) -> tuple[tuple[str, str], ...]:

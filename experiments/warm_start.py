@@ -4,8 +4,9 @@
     python experiments/warm_start.py tokens wiki.txt tokens.npz --vocabulary VOCABULARY          # minutes of CPU
     python experiments/warm_start.py train tokens.npz MODEL --vocabulary VOCABULARY --minutes 4  # the GPU's time
 
-`train` takes the text itself too, and then does the second step first. MODEL is a folder that transformers and
-sentence-transformers load: the common start of contrastive runs where no BERT weights can be had.
+`train` takes the text itself too, and then does the second step first. MODEL is a plain transformers folder: the common
+start of contrastive runs (`fmicl train wikipedia --model MODEL`) where no BERT weights can be had. What it is worth
+before them says `fmicl evaluate MODEL --pooling cls --sts DIR`.
 
 What a row is. Later the model sees single sentences: [CLS] at position 0, nothing else in sight. So it does here: whole
 sentences are packed into rows of 128 tokens, each with its own [CLS] ... [SEP] and its positions from 0, and attention

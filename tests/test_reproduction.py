@@ -183,13 +183,16 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
         "settings": {"layers": 6, "seed": 1},
     }
     (tmp_path / "warm" / "warm_start.json").write_text(json.dumps(about))
-    (tmp_path / "scores.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
+    (tmp_path / "scores.json").write_text(json.dumps({"model": "/home/x/warm", "pooling": "cls", "avg": 40.0}))
+    (tmp_path / "unsaid.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
     command = [str(tmp_path / "warm"), "--into", str(tmp_path / "results")]
     assert record.main(command) == 2
     assert "name its scores" in capsys.readouterr().err
+    assert record.main([*command, "--scores", str(tmp_path / "unsaid.json")]) == 2
+    assert "doesn't say by which pooling" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "scores.json"), "--commit", "abc1234"]) == 0
     start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
-    assert (start["results"], start["seed"]) == ({"avg": 40.0}, 1)
+    assert (start["results"], start["seed"]) == ({"pooling": "cls", "avg": 40.0}, 1)
     assert start["commit"] == "abc1234"
     assert start["command"] == "python experiments/warm_start.py train wiki.txt M"
 
@@ -219,12 +222,14 @@ def test_cifar10_is_the_mean_over_seeds_of_runs_with_the_recipes_settings(tmp_pa
     assert rows["paper, k-NN, 200 epochs"][column("KL")] == "84.19"
     ours = rows["**ours, k-NN, 200 epochs**"]
     links = "[0](../results/kl0.json) [1](../results/kl1.json) [2](../results/kl2.json)"
-    assert ours[column("KL")] == f"85.00 ± 1.00 (n=3: {links})"
+    assert ours[column("KL")] == "85.00 ± 1.00"
     assert set(ours) == {ours[column("KL")], ""}  # no number without a run
-    assert rows["**ours, linear, 800 epochs**"][column("MoCo")] == "88.00 (n=1: [0](../results/moco.json))"
+    assert rows["**ours, runs by seed, 200 epochs**"] == [links if text else "" for text in ours]
+    assert rows["**ours, linear, 800 epochs**"][column("MoCo")] == "88.00"
+    assert rows["**ours, runs by seed, 800 epochs**"][column("MoCo")] == "[0](../results/moco.json)"
     assert list(rows)[5] == "**ours, k-NN, 200 epochs**"  # before those of 800
-    assert "| cifar10 | KL | `alpha 10.0` | 200 | 50.00 (n=1: [0](../results/other.json)) | |" in made["others"]
-    assert "| cifar10 | KL by moco | | 200 | 84.00" in made["others"]
+    assert "| cifar10 | KL | `alpha 10.0` | 200 | 50.00 | | [0](../results/other.json) |" in made["others"]
+    assert "| cifar10 | KL by moco | | 200 | 84.00 | 88.00 | [0](../results/mixed.json) |" in made["others"]
 
 
 def test_a_seed_counts_once(tmp_path: Path) -> None:
@@ -241,28 +246,40 @@ def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path)
         kl0=text_record(),
         kl1=text_record(seed=1, results={"avg": 66.0, "STSB": 70.0}),
         simcse=text_record(objective="infonce"),
-        start={"kind": "warm_start", "settings": {}, "results": {"avg": 40.0}},
+        start={"kind": "warm_start", "settings": {}, "results": {"avg": 40.0, "pooling": "cls"}},
     )
     shown = reproduction.tables(tmp_path)["text"]
     rows = rows_of(shown)
     links = "[0](../results/kl0.json) [1](../results/kl1.json)"
-    assert rows["KL"][-2:] == [f"65.00 ± 1.41 (n=2: {links})", "78.02"]
-    assert rows["warm start"][-2:] == ["40.00 (n=1: [0](../results/start.json))", ""]
-    assert rows["SimCSE"][-2:] == ["64.00 (n=1: [0](../results/simcse.json))", "77.40"]
-    assert rows["VLC"] == [*[""] * 8, "55.07"]
-    assert "the recipe `sentences of ours` with `epochs 1`" in shown
+    assert rows["KL"][-3:] == ["65.00 ± 1.41", "78.02", links]
+    assert rows["KL"][0] == "60.00 ([0](../results/kl0.json))"  # of one of the two
+    assert rows["warm start"][-3:] == ["40.00", "", "[0](../results/start.json)"]
+    assert rows["SimCSE"][-3:] == ["64.00", "77.40", "[0](../results/simcse.json)"]
+    assert rows["VLC"] == [*[""] * 8, "55.07", ""]
+    assert "Each run of ours above is one epoch of the recipe `sentences of ours`." in shown
     put(tmp_path, simcse=text_record(objective="infonce", results={"STSB": 1.0, "avg": 2.0, "incomplete": ["STS12"]}))
     row = rows_of(reproduction.tables(tmp_path)["text"])["SimCSE"]
-    assert row[5].startswith("1.00")
-    assert row[-2] == ""  # a part of the pairs is not the task
+    assert row[5] == "1.00"
+    assert row[7] == ""  # a part of the pairs is not the task
 
 
 def test_runs_on_sentences_without_a_score_are_not_what_most_runs_are(tmp_path: Path) -> None:
     none = {"step": 125, "stsb_dev": None, "chosen_by": "last step"}
     put(tmp_path, kl=text_record(), a=text_record(epochs=30, results=none), b=text_record(epochs=30, results=none))
     shown = reproduction.tables(tmp_path)["text"]
-    assert "with `epochs 1`" in shown
+    assert "one epoch of the recipe" in shown
     assert "30 epochs" not in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [("MODEL", "`wikipedia`, from the warm start."), ("roberta-base", "`wikipedia`, with `model roberta-base`.")],
+)
+def test_a_warm_starts_folder_is_said_in_words_and_other_models_by_name(tmp_path: Path, model: str, said: str) -> None:
+    command = "python experiments/warm_start.py train wiki.txt MODEL --vocabulary roberta-base"
+    start = {"kind": "warm_start", "command": command, "settings": {}, "results": {"avg": 40.0}}
+    put(tmp_path, kl={**text_record(model=model), "recipe": "wikipedia"}, start=start)
+    assert f"Each run of ours above is one epoch of the recipe {said}" in reproduction.tables(tmp_path)["text"]
 
 
 def test_alphas_and_other_settings_of_sentences_have_their_own_tables(
@@ -279,10 +296,11 @@ def test_alphas_and_other_settings_of_sentences_have_their_own_tables(
     put(tmp_path, long=text_record(epochs=3, results={"avg": 67.0}), lr=text_record(learning_rate=1e-4))
     parts = [part for part in reproduction.tables(tmp_path)["text"].split("\n\n") if part.startswith("|")]
     assert len(parts) == 3
-    assert rows_of(parts[0])["KL"][-2].startswith("64.00")
+    assert rows_of(parts[0])["KL"][-3:] == ["64.00", "78.02", "[0](../results/kl.json)"]
     assert list(rows_of(parts[1])) == ["KL, alpha", "---", "1", "409,600"]
-    assert rows_of(parts[1])["1"][-1] == "50.00 (n=1: [0](../results/one.json))"
-    assert set(rows_of(parts[2])) == {"other settings", "---", "KL, 3 epochs;", "KL, 1 epochs; `learning_rate 0.0001`"}
+    assert rows_of(parts[1])["1"][-2:] == ["50.00", "[0](../results/one.json)"]
+    others = {"KL, 3 epochs", "KL, one epoch, with `learning_rate 0.0001`"}
+    assert set(rows_of(parts[2])) == {"other settings", "---", *others}
 
 
 def test_development_scores_in_training_are_shown_where_they_are_on_record(tmp_path: Path) -> None:
@@ -290,9 +308,9 @@ def test_development_scores_in_training_are_shown_where_they_are_on_record(tmp_p
     kl = text_record(results={"avg": 64.0, "step": 1, "stsb_dev": 70.0})
     put(tmp_path, kl={**kl, "metrics": [{"step": 1, "loss": 0.5}, *looks]}, js=text_record(divergence="js"))
     (shown,) = [part for part in reproduction.tables(tmp_path)["text"].split("\n\n") if "STS-B dev" in part]
-    link = "(n=1: [0](../results/kl.json))"
-    assert rows_of(shown)["KL"] == [f"{score:.2f} {link}" for score in (70, 66, 60, 50, 70)] + ["1"]
-    assert rows_of(shown)["JS"] == [*[""] * 5, ""]
+    numbers = [f"{score:.2f}" for score in (70, 70, 66, 60, 50)]
+    assert rows_of(shown)["KL"] == ["1", *numbers, "[0](../results/kl.json)"]
+    assert rows_of(shown)["JS"] == [""] * 7
 
 
 def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,12 @@ from test_sts import write_sts
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
 
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
 from fmicl import cli
+from fmicl.checks import TokenPooling
 from fmicl.sts import TASKS, evaluate_sts
-from fmicl.text_results import load_sentence_encoder, write_new_json
+from fmicl.text_results import evaluate_text, load_sentence_encoder, write_new_json
 from tiny_bert import tiny_bert
 
 
@@ -57,6 +59,20 @@ def test_it_prints_a_table_and_writes_what_the_function_gives(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_plain_transformers_folder_is_scored_by_the_pooling_that_is_named(
+    saved: Path, sts: Path, tmp_path: Path, pooling: TokenPooling
+) -> None:
+    plain, output = saved.with_name("bert"), tmp_path / "scores.json"
+    options = ["--sts", sts, "--json", output, "--device", "cpu", "--pooling", pooling]
+    assert cli.main(["evaluate", *map(str, (plain, *options))]) == 0
+    words = Transformer(str(plain))
+    whole = SentenceTransformer(modules=[words, Pooling(words.get_embedding_dimension(), pooling)], device="cpu")
+    whole.save_pretrained(str(tmp_path / "whole"))
+    expected = evaluate_text(tmp_path / "whole", sts, device="cpu")
+    assert json.loads(output.read_text()) == {**expected, "model": str(plain), "pooling": pooling}
+
+
 def test_missing_sets_are_shown_and_there_is_no_average(
     saved: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,7 +108,13 @@ def test_what_is_wrong_is_said_in_one_message(
     assert "there is no folder /nowhere" in complaint(capsys, "/nowhere", "--sts", sts)
     assert "neither a run folder" in complaint(capsys, other, "--sts", sts)
     assert "a run folder with an image encoder" in complaint(capsys, run, "--sts", sts)
-    assert "a plain transformers model" in complaint(capsys, plain, "--sts", sts)
+    message = complaint(capsys, plain, "--sts", sts)
+    assert "a plain transformers model" in message
+    assert "--pooling cls" in message
+    assert "leave --pooling out" in complaint(capsys, saved, "--sts", sts, "--pooling", "cls")
+    assert "an image encoder" in complaint(capsys, run, "--sts", sts, "--pooling", "cls")
+    assert "plain can't be loaded" in complaint(capsys, plain, "--sts", sts, "--pooling", "mean")
+    assert "--pooling is for sentences" in complaint(capsys, plain, "--pooling", "mean")
     assert "there is no folder /nowhere with the STS tasks" in complaint(capsys, saved, "--sts", "/nowhere")
     assert "name the STS tasks with --sts DIR" in complaint(capsys, saved)
     assert "--json goes with --sts" in complaint(capsys, run, "--json", tmp_path / "x.json")

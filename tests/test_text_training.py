@@ -446,6 +446,14 @@ def test_two_processes_train_as_one(place: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(both[name], value, rtol=0, atol=1e-3 * moved, msg=name)
 
 
+def test_a_plain_transformers_folder_is_embedded_by_the_pooling_that_is_named(place: Path, tmp_path: Path) -> None:
+    output = tmp_path / "x.npz"
+    command = ["embed", place / "bert", place / "text.txt", "-o", output, "--pooling", "mean", "--device", "cpu"]
+    assert cli.main(list(map(str, command))) == 0
+    vectors = SentenceTransformer(str(place / "model"), device="cpu").encode([*SENTENCES, ""])
+    np.testing.assert_allclose(np.load(output)["embeddings"], vectors, atol=1e-5)
+
+
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert cli.main(list(map(str, arguments))) == 2
     error = capsys.readouterr().err
@@ -475,6 +483,12 @@ def test_what_is_wrong_is_said_in_one_message(
     assert "no folder none" in complaint(capsys, "embed", "none", "bad.txt", "-o", "x.csv")
     assert "line 2, byte 2" in complaint(capsys, "embed", place / "model", "bad.txt", "-o", "x.csv")
     assert "a plain transformers model" in complaint(capsys, "embed", place / "bert", place / "text.txt", "-o", "x.csv")
+    assert "leave --pooling out" in complaint(
+        capsys, "embed", place / "model", "bad.txt", "-o", "x.csv", "--pooling", "mean"
+    )
+    assert "--pooling is for sentences" in complaint(
+        capsys, "embed", place / "bert", tmp_path, "-o", "x.csv", "--pooling", "mean"
+    )
     assert "--workers is for folders" in complaint(
         capsys, "embed", place / "bert", "bad.txt", "-o", "x.csv", "--workers", 2
     )

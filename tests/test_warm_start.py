@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor
 from transformers import (
     AutoModel,
@@ -25,6 +23,10 @@ from transformers import (
     BertTokenizer,
     DataCollatorForLanguageModeling,
 )
+
+from fmicl.checks import TokenPooling
+from fmicl.text_models import build_sentence_encoder
+from fmicl.text_results import load_sentence_encoder
 
 EXPERIMENTS = Path(__file__).resolve().parents[1] / "experiments"
 PAD, UNK, CLS, SEP, MASK = range(5)
@@ -333,9 +335,17 @@ def test_the_folder_loads_and_makes_views_by_dropout(trained: Path) -> None:
     )
     views = [model.train()(**inputs).last_hidden_state[:, 0] for _ in range(2)]
     assert not torch.equal(*views)
-    words = Transformer(str(trained))
-    whole = SentenceTransformer(modules=[words, Pooling(words.get_embedding_dimension(), "cls")], device="cpu")
-    assert whole.encode(["a river"], convert_to_tensor=True).shape == (1, 16)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_what_is_scored_is_what_contrastive_runs_start_from(trained: Path, pooling: TokenPooling) -> None:
+    """Weights in float32, the same tokens, and the same length."""
+    encoder, tokenizer = build_sentence_encoder(str(trained), pooling)
+    lines = ["river castle", "film", "a singer of the village " * 20]
+    ids = tokenizer.batch(lines, tokenizer.limit)
+    assert ids.shape == (3, 32)
+    vectors = load_sentence_encoder(trained, "cpu", pooling)(lines)
+    torch.testing.assert_close(vectors, encoder.eval()(ids).detach(), atol=1e-5, rtol=1e-4)
 
 
 def test_tokens_made_ahead_are_those_of_the_text(

@@ -6,10 +6,11 @@ import math
 import numbers
 from typing import Literal
 
-__all__ = ["Negatives", "Pooling", "require_mode", "require_positive", "require_power", "require_shift"]
+__all__ = ["Negatives", "Pooling", "TokenPooling", "require_mode", "require_positive", "require_power", "require_shift"]
 
 Negatives = Literal["anchor", "both", "cross"]
 Pooling = Literal["cls_mlp", "cls", "mean"]
+TokenPooling = Literal["cls", "mean"]  # without a head, as after training
 _MODES = ("anchor", "both", "cross")
 
 

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from fmicl import __version__
+from fmicl.checks import TokenPooling
 from fmicl.grid import SweepOptions, grid_class, grid_of, spell_out_flags
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
@@ -152,11 +153,13 @@ class Evaluate:
     """Evaluate an encoder: images by k-NN, linear probe and geometry; sentences by the STS tasks (--sts)."""
 
     run: tyro.conf.Positional[Path]
-    """The run folder; with --sts, one of sentences, or any sentence-transformers folder."""
+    """The run folder; with --sts, one of sentences, or any folder of sentence-transformers or transformers."""
     data_dir: Path | None = None
     """Where a run's images are now, if they have moved."""
     sts: Path | None = None
     """STS12-16, STS-B and SICK-R in SentEval's layout (a folder with STS/ and SICK/)."""
+    pooling: TokenPooling | None = None
+    """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
     json: Path | None = None
     """File to write the STS scores to, which must not exist."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -171,6 +174,8 @@ class Evaluate:
             return
         if self.json is not None:
             raise ValueError("--json goes with --sts; the results of a run on images are in its results.json")
+        if self.pooling is not None:
+            raise ValueError("--pooling is for sentences: name the STS tasks with --sts DIR")
         if (self.run / "modules.json").is_file():
             raise ValueError(f"{self.run} holds a sentence encoder: name the STS tasks with --sts DIR")
         from fmicl.report import write_report
@@ -189,7 +194,7 @@ class Evaluate:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
         from fmicl.text_results import evaluate_text, note_scores
 
-        scores = evaluate_text(self.run, sts, output=self.json, device=self.device, bar=True)
+        scores = evaluate_text(self.run, sts, pooling=self.pooling, output=self.json, device=self.device, bar=True)
         _print_sts(scores)
         if self.json is not None:
             print(f"scores -> {self.json}")
@@ -206,11 +211,13 @@ class Embed:
     """Write the vectors of a folder of images, or of a file of sentences, as a run's encoder sees them."""
 
     run: tyro.conf.Positional[Path]
-    """The run folder."""
+    """The run folder; for sentences, any folder of sentence-transformers or transformers too."""
     source: tyro.conf.Positional[Path]
     """A folder of images, with or without subfolders; or a text file with a sentence a line."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """File to write, which must not exist: .parquet, .npz or .csv."""
+    pooling: TokenPooling | None = None
+    """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     batch_size: int = 256
@@ -225,9 +232,18 @@ class Embed:
         if (self.run / "modules.json").is_file() or self.source.is_file():
             if self.workers is not None:
                 raise ValueError("--workers is for folders of images, and does not go with sentences")
-            lines = embed_text(self.run, self.source, self.output, device=self.device, batch_size=self.batch_size)
+            lines = embed_text(
+                self.run,
+                self.source,
+                self.output,
+                pooling=self.pooling,
+                device=self.device,
+                batch_size=self.batch_size,
+            )
             print(f"{lines} sentences -> {self.output}")
             return
+        if self.pooling is not None:
+            raise ValueError("--pooling is for sentences, and does not go with a folder of images")
         workers = 4 if self.workers is None else self.workers
         count, skipped = embed_folder(
             self.run, self.source, self.output, device=self.device, batch_size=self.batch_size, workers=workers

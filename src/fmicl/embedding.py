@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from fmicl.checks import TokenPooling
 from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
 from fmicl.evaluation import extract_features
 from fmicl.files import write_whole
@@ -89,7 +90,15 @@ def embed_folder(
     return len(paths), tuple(str(line) for line in (*skipped, *broken))
 
 
-def embed_text(run: Path, file: Path, output: Path, *, device: str = "auto", batch_size: int = 256) -> int:
+def embed_text(
+    run: Path,
+    file: Path,
+    output: Path,
+    *,
+    pooling: TokenPooling | None = None,
+    device: str = "auto",
+    batch_size: int = 256,
+) -> int:
     """Write the vectors of all lines of a text file, as a sentence encoder sees them: row i is line i.
 
     ============  ==============================================================================
@@ -102,9 +111,10 @@ def embed_text(run: Path, file: Path, output: Path, *, device: str = "auto", bat
     ``SentenceTransformer(run).encode`` gives. The output is written whole or not at all.
 
     Args:
-        run: a run folder of sentences, or any sentence-transformers folder.
+        run: a run folder of sentences, any sentence-transformers folder, or a plain transformers one.
         file: UTF-8, a sentence a line.
         output: the file to write; its ending says the format, in lower or upper case.
+        pooling: of a plain transformers folder, and of no other: how its tokens make one vector.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         batch_size: sentences at a time.
 
@@ -114,21 +124,21 @@ def embed_text(run: Path, file: Path, output: Path, *, device: str = "auto", bat
     Raises:
         FileExistsError: the output exists.
         FileNotFoundError: no such run or file.
-        ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, or the run is none of
-            sentences.
+        ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, the run is none of
+            sentences, or a pooling is missing or too many.
     """
     from fmicl.text_results import check_sentence_encoder, load_sentence_transformer
 
     if batch_size < 1:
         raise ValueError(f"--batch-size must be positive, but it is {batch_size}")
     _check_output(output)
-    check_sentence_encoder(run)
+    check_sentence_encoder(run, pooling)
     reader = LineReader(file)
     sentences = [line for lines in reader for line in lines]
     reader.check()
     if not sentences:
         raise ValueError(f"{file} is empty")
-    model = load_sentence_transformer(run, device)
+    model = load_sentence_transformer(run, device, pooling)
     vectors = model.encode(sentences, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
     write_table(output, sentences, vectors.cpu(), column="sentence")
     return len(sentences)

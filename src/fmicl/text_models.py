@@ -14,13 +14,16 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fmicl.checks import Pooling
+from fmicl.checks import Pooling, TokenPooling
 from fmicl.data import padded_width
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
 
 __all__ = [
     "SentenceEncoder",
@@ -28,6 +31,7 @@ __all__ = [
     "build_sentence_encoder",
     "makes_views",
     "point_to",
+    "pooled_transformer",
     "quiet_transformers",
     "save_sentence_encoder",
     "sentence_head",
@@ -256,6 +260,31 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def pooled_transformer(folder: Path, pooling: TokenPooling, device: str = "cpu") -> SentenceTransformer:
+    """A plain transformers folder as a model of sentence-transformers.
+
+    Its weights are float32 and it takes as many tokens as in :func:`build_sentence_encoder`, whatever the files say.
+
+    Args:
+        folder: what ``save_pretrained`` of a model and its tokenizer left.
+        pooling: the vector of a sentence: its first token's, or the mean of all.
+        device: where to compute.
+    """
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
+    from sentence_transformers.sentence_transformer.modules import Transformer
+
+    local = {"local_files_only": True}
+    words = Transformer(
+        str(folder),
+        model_kwargs={"dtype": torch.float32, **local},
+        processor_kwargs=dict(local),
+        config_kwargs=dict(local),
+    )
+    words.max_seq_length = _limit(words.model, words.tokenizer)
+    return SentenceTransformer(modules=[words, PoolingModule(words.get_embedding_dimension(), pooling)], device=device)
+
+
 def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length: int, folder: Path) -> None:
     """Write a folder that ``SentenceTransformer(folder)`` loads; whole, or under another name.
 
@@ -267,10 +296,6 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
         length: tokens at which the loaded model cuts a sentence off (its max_seq_length).
         folder: where to.
     """
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.sentence_transformer.modules import Pooling as PoolingModule
-    from sentence_transformers.sentence_transformer.modules import Transformer
-
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     plain = temporary / "plain"
@@ -279,9 +304,7 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
         with quiet_transformers():
             inner.save_pretrained(plain)
             tokenizer.save(plain)
-            words = Transformer(str(plain))
-            pooling = PoolingModule(encoder.num_features, "mean" if encoder.mean else "cls")
-            model = SentenceTransformer(modules=[words, pooling], device="cpu")
+            model = pooled_transformer(plain, "mean" if encoder.mean else "cls")
             model.max_seq_length = length
             model.save_pretrained(str(temporary / "whole"), create_model_card=False)
         shutil.rmtree(folder, ignore_errors=True)

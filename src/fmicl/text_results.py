@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fmicl.checks import TokenPooling
 from fmicl.files import write_whole
 from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_json
 from fmicl.sts import Encode, StsTask, evaluate_tasks, load_sts
-from fmicl.text_models import Tokenizer, quiet_transformers
+from fmicl.text_models import Tokenizer, pooled_transformer, quiet_transformers
 from fmicl.text_recipes import TextRecipe
 
 if TYPE_CHECKING:
@@ -35,30 +36,40 @@ ABOUT = ("step", "stsb_dev", "chosen_by")
 
 
 def evaluate_text(
-    path: Path, sts: Path, *, output: Path | None = None, device: str = "auto", bar: bool = False
+    path: Path,
+    sts: Path,
+    *,
+    pooling: TokenPooling | None = None,
+    output: Path | None = None,
+    device: str = "auto",
+    bar: bool = False,
 ) -> dict[str, Any]:
     """Score a sentence encoder on the STS tasks, and write the scores to a new file if one is named.
 
     Args:
-        path: a run folder of sentences, or a folder that `SentenceTransformer.save` left.
+        path: a run folder of sentences, a folder that `SentenceTransformer.save` left, or a plain transformers one.
         sts: the tasks, in SentEval's layout.
+        pooling: of a plain transformers folder, and of no other: how its tokens make one vector.
         output: a JSON file that must not exist yet; it is written whole or not at all.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         bar: draw a progress bar on a terminal.
 
     Returns:
-        What `fmicl.sts.evaluate_tasks` gives, with the path under "model": what the file holds.
+        What `fmicl.sts.evaluate_tasks` gives, with the path under "model" and, where one was named, the pooling:
+        what the file holds.
 
     Raises:
         FileExistsError: the output exists. It is looked for before the work, and again when writing.
         FileNotFoundError: the encoder, the tasks or the output's folder aren't there.
-        ValueError: the path is something else than a sentence encoder, or a file is damaged.
+        ValueError: the path is something else than a sentence encoder, a pooling is missing or too many, or a file
+            is damaged.
     """
     if output is not None:
         _check_new(output)
     tasks = load_sts(sts)  # cheap: what is wrong with them is said before a model is loaded
-    encode = load_sentence_encoder(path, device)
-    results = {"model": str(path), **evaluate_tasks(encode, tasks, batch_size=BATCH, progress=_bar if bar else None)}
+    encode = load_sentence_encoder(path, device, pooling)
+    about = {"model": str(path)} if pooling is None else {"model": str(path), "pooling": pooling}
+    results = {**about, **evaluate_tasks(encode, tasks, batch_size=BATCH, progress=_bar if bar else None)}
     if output is not None:
         write_new_json(output, results)
     return results
@@ -115,16 +126,17 @@ def stsb_scorer(
     return score
 
 
-def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
+def load_sentence_encoder(path: Path, device: str = "auto", pooling: TokenPooling | None = None) -> Encode:
     """The encoder of a sentence-transformers folder, as a function from sentences to embeddings.
 
-    Sentences are cut off at the folder's own length (max_seq_length), and nothing is asked of a network.
+    Sentences are cut off at the folder's own length (max_seq_length), and nothing is asked of a network. A plain
+    transformers folder needs a pooling, and is then the encoder that training would start from.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it is not a sentence-transformers folder, or can't be loaded.
+        ValueError: it is not a sentence-transformers folder, or can't be loaded; or the pooling is missing or too many.
     """
-    model = load_sentence_transformer(path, device)
+    model = load_sentence_transformer(path, device, pooling)
 
     def encode(sentences: Sequence[str]) -> Tensor:
         with torch.no_grad():
@@ -135,10 +147,12 @@ def load_sentence_encoder(path: Path, device: str = "auto") -> Encode:
     return encode
 
 
-def load_sentence_transformer(path: Path, device: str = "auto") -> SentenceTransformer:
+def load_sentence_transformer(
+    path: Path, device: str = "auto", pooling: TokenPooling | None = None
+) -> SentenceTransformer:
     """The model itself; see :func:`load_sentence_encoder`."""
     place = pick_device(device)
-    check_sentence_encoder(path)
+    check_sentence_encoder(path, pooling)
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -147,6 +161,8 @@ def load_sentence_transformer(path: Path, device: str = "auto") -> SentenceTrans
         ) from error
     try:
         with quiet_transformers():
+            if pooling is not None:
+                return pooled_transformer(path, pooling, str(place))
             return SentenceTransformer(str(path), device=str(place), local_files_only=True)
     except Exception as error:  # its parts raise a handful of unrelated types for damaged folders
         raise ValueError(f"{path} can't be loaded as a sentence-transformers model: {error}") from error
@@ -176,16 +192,18 @@ def _check_new(path: Path) -> None:
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
 
 
-def check_sentence_encoder(path: Path) -> None:
-    """Refuse what is not a sentence-transformers folder, in words that say what it is.
+def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> None:
+    """Refuse what is neither a sentence-transformers folder nor a plain transformers one with a pooling.
 
     Raises:
         FileNotFoundError: there is no such folder, or it is a run that has not ended.
-        ValueError: it is something else.
+        ValueError: it is something else, and the message says what; or it says itself how it pools.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}")
     if (path / "modules.json").is_file():
+        if pooling is not None:
+            raise ValueError(f"{path} says itself how its tokens make one vector (modules.json): leave --pooling out")
         return
     if (path / "settings.json").is_file() and read_kind(Run(path)) == TextRecipe.kind:
         raise FileNotFoundError(
@@ -194,9 +212,11 @@ def check_sentence_encoder(path: Path) -> None:
     if (path / "settings.json").is_file():
         raise ValueError(f"{path} is a run folder with an image encoder; a sentence encoder is wanted here")
     if (path / "config.json").is_file():
+        if pooling is not None:
+            return
         raise ValueError(
             f"{path} is a plain transformers model: nothing says how its tokens make one vector. "
-            "SentenceTransformer(modules=[Transformer, Pooling]).save(...) makes it a sentence encoder"
+            "Say it with --pooling cls (the first token's) or --pooling mean"
         )
     raise ValueError(
         f"{path} is neither a run folder of `fmicl train` (no settings.json) nor a sentence-transformers folder "

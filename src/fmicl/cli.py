@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -23,6 +24,9 @@ from fmicl.grid import SweepOptions, grid_class, grid_of
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
+
+if TYPE_CHECKING:
+    from fmicl.runs import Run
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Train:
         """Train, then print what came out."""
         from fmicl.training import train
 
-        run = train(self.recipe, name=self.name, out=self.out, resume=self.resume)
+        run = _run(self, train)
         if run is not None:
             _print_results(run.path)
             print(f"page: {run.report}")
@@ -62,13 +66,26 @@ class TrainText:
         from fmicl.runs import read_json
         from fmicl.text_training import train_text
 
-        run = train_text(self.recipe, name=self.name, out=self.out, resume=self.resume)
+        run = _run(self, train_text)
         if run is not None:
             results = read_json(run.results)
             if "pairs" in results:
                 _print_sts(results)
             print(f"encoder: SentenceTransformer({str(run.path)!r})")
             print(f"page: {run.report}")
+
+
+def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
+    """Train; if Ctrl-C comes before or after the training itself, say what is left."""
+    from fmicl.stopping import Stopped, what_is_left
+    from fmicl.training import old_run
+
+    try:
+        return train(command.recipe, name=command.name, out=command.out, resume=command.resume)
+    except Stopped:
+        raise
+    except KeyboardInterrupt:
+        raise Stopped(what_is_left(old_run(command.name, command.out))) from None
 
 
 _ENTRIES: list[tuple[Any, Entry[Settings]]] = [
@@ -325,8 +342,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:
-        print("fmicl: stopped; the same command with --resume goes on", file=sys.stderr)
-        return 143 if "SIGTERM" in stop.args else 130  # as a shell would say it
+        if stop.args == ("",):  # another process says it, and would be killed if this one failed
+            return 0
+        print(f"fmicl: {str(stop) or 'stopped'}", file=sys.stderr)
+        return 128 + int(getattr(stop, "number", signal.SIGINT))  # as a shell would say it
     except RuntimeError as error:
         if type(error).__name__ != "NonFiniteError":  # a bug, or a machine out of memory: its traceback is of use
             raise

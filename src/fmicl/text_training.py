@@ -73,7 +73,7 @@ def train_text(
         ValueError: settings that don't go together, a file that can't be used, or a resumed run that was started with
             others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        KeyboardInterrupt: the run was stopped by Ctrl-C, or by SIGTERM, which leaves a checkpoint.
+        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
     """
     with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)

@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 import fmicl
-from fmicl import cli
+from fmicl import cli, runs
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
@@ -174,6 +174,34 @@ def test_a_text_recipe_and_its_options() -> None:
         data=Path("wiki.txt"), model="roberta-base", objective="infonce", pooling="mean", sts=Path("DIR")
     )
     assert (command.name, command.resume) == ("wikipedia", True)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = dataclasses.replace(RECIPES["images"].recipe, data_dir=Path("photos"), epochs=3, baselines=True)
+    text = dataclasses.replace(TEXT_RECIPES["wikipedia"].recipe, data=Path("a.txt"), pooling="mean")
+    for name, recipe in (("images", photos), ("wikipedia", text)):
+        folder = tmp_path / "own" / name if named else None
+        run = runs.new_run(name, folder)
+        runs.write_settings(run, name, recipe, "cpu")
+        options = ["--resume", *(["--out", str(folder)] if named else [])]
+        command: Any = cli._parse(["train", name, *options])
+        assert (command.recipe, command.name, command.resume, command.out) == (recipe, name, True, folder)
+        command = cli._parse(["train", name, "--seed", "5", *options, "--epochs", "7"])
+        assert command.recipe == dataclasses.replace(recipe, seed=5, epochs=7)
+        assert cli._parse(["train", name]).command.recipe == (RECIPES | TEXT_RECIPES)[name].recipe
+
+
+def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs.new_run("digits", tmp_path / "run")
+    runs.write_settings(run, "digits", RECIPES["digits"].recipe, "cpu")
+    assert cli.main(["train", "cifar10", "--resume", "--out", str(run.path)]) == 2
+    assert f"is a run of the recipe digits, not of cifar10: fmicl train digits --resume --out {run.path}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_embed_takes_a_short_o() -> None:

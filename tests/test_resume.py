@@ -330,6 +330,8 @@ def test_resume_refuses_other_settings_and_takes_another_machine(tmp_path: Path)
     train(digits(epochs=1), out=tmp_path / "run")
     with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):
         train(digits(epochs=2, seed=1), out=tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match=r"with these: size was 8, is now 16$"):
+        train(digits(epochs=1, size=16), out=tmp_path / "run", resume=True)
     assert train(digits(epochs=1, workers=1, checkpoint_minutes=3), out=tmp_path / "run", resume=True) is not None
 
 

@@ -5,6 +5,7 @@ Nothing heavy is imported before the command is known, so that ``fmicl --help`` 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
@@ -37,7 +38,7 @@ class Train:
     out: Path | None = None
     """Folder for the run; it must not exist (None: the next number under runs/)."""
     resume: bool = False
-    """Go on with the run in --out, or with the newest of this recipe."""
+    """Go on with the run in --out, or with the newest of this recipe, by its own settings."""
     name: tyro.conf.Suppress[str] = "run"
 
     def __call__(self) -> None:
@@ -58,7 +59,7 @@ class TrainText:
     out: Path | None = None
     """Folder for the run; it must not exist (None: the next number under runs/)."""
     resume: bool = False
-    """Go on with the run in --out, or with the newest of this recipe."""
+    """Go on with the run in --out, or with the newest of this recipe, by its own settings."""
     name: tyro.conf.Suppress[str] = "run"
 
     def __call__(self) -> None:
@@ -354,17 +355,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parse(arguments: Sequence[str] | None) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
-    if list(sys.argv[1:] if arguments is None else arguments) == ["--version"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words == ["--version"]:
         print(f"fmicl {__version__}")
         raise SystemExit(0)
+    resumed = _resumed(words)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
+            if resumed is not None:
+                return tyro.cli(type(resumed), default=resumed, args=words[2:], prog=f"fmicl train {words[1]}")
             return tyro.cli(
                 _COMMANDS,
                 prog="fmicl",
                 description="Contrastive learning with any f-divergence. (--version says which one this is.)",
-                args=arguments,
+                args=words,
             )
     except SystemExit as exit_:
         # tyro names the field of a dataclass that refused its values by its own inner path, which helps nobody.
@@ -374,6 +379,41 @@ def _parse(arguments: Sequence[str] | None) -> Any:
             raise ValueError(str(refused)) from None
         sys.stderr.write(said.getvalue())
         raise
+
+
+def _resumed(words: Sequence[str]) -> Train | TrainText | None:
+    """Of ``train RECIPE --resume``, the command by which its run was started: what is not given now is as it was then.
+
+    Raises:
+        ValueError: the run in --out is one of another recipe.
+    """
+    kinds = {entry.name: kind for kind, entry in _ENTRIES}
+    if len(words) < 2 or words[0] != "train" or words[1] not in kinds:
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, nargs="?")
+    parser.add_argument("--resume", action="store_true")
+    given, _ = parser.parse_known_args(words[2:])
+    if not given.resume:
+        return None
+    from fmicl.runs import read_json, read_recipe, read_text_recipe
+    from fmicl.training import old_run
+
+    name = words[1]
+    old = old_run(name, given.out)
+    if old is None or not old.settings.exists():
+        return None
+    before = read_json(old.settings).get("recipe")
+    if before != name:
+        if before in kinds:
+            raise ValueError(
+                f"{old.path} is a run of the recipe {before}, not of {name}: "
+                f"fmicl train {before} --resume --out {old.path}"
+            )
+        return None  # it was started from Python
+    if kinds[name] is Train:
+        return Train(read_recipe(old)[1], name=name)
+    return TrainText(read_text_recipe(old)[1], name=name)
 
 
 def _complain(error: Exception, code: int) -> int:

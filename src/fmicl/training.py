@@ -270,7 +270,7 @@ def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | N
         ValueError: settings differ that are not the machine's, or the data does.
     """
     read: Callable[[Run], tuple[str, Settings]] = read_recipe if isinstance(recipe, Recipe) else read_text_recipe
-    before, now = read(run)[1].to_json(), recipe.to_json()
+    before, now = _flat(read(run)[1].to_json()), _flat(recipe.to_json())
     others = [key for key in now if before.get(key) != now[key] and key not in recipe.machine]
     if others:
         listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in others)
@@ -281,6 +281,12 @@ def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | N
             f"the data has changed since {run.path} was started, so it can't be resumed: {changed_data}. "
             f"Put the data back as it was, or start a new run"
         )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Each setting by the name of its option: those of the views stand among the others."""
+    views = settings.get("views", {})
+    return {name: value for name, value in {**settings, **views}.items() if name != "views"}
 
 
 def fit(

@@ -52,11 +52,6 @@ def test_help_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-def test_the_version_is_told() -> None:
-    done = run("--version")
-    assert (done.returncode, done.stdout) == (0, f"fmicl {fmicl.__version__}\n")
-
-
 def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     """As `fmicl train digits --help | head -1`, with a reader that leaves before a word is written."""
     reading, writing = os.pipe()
@@ -76,7 +71,7 @@ def without(package: str, script: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("package", "arguments", "extra"),
     [
-        ("tyro", ["--help"], "train"),
+        ("tyro", ["train", "--help"], "train"),
         ("lightning", ["train", "digits"], "train"),
         ("transformers", ["train", "wikipedia"], "text"),
         ("sentence_transformers", ["train", "wikipedia"], "text"),
@@ -86,16 +81,26 @@ def test_a_package_of_the_extra_that_is_missing_is_one_line(package: str, argume
     script = f"import fmicl.__main__\nsys.argv = {['fmicl', *arguments]!r}\nsys.exit(fmicl.__main__.main())"
     done = without(package, script)
     assert done.returncode == 2
-    assert f"needs: pip install 'fmicl[{extra}]'" in done.stderr
+    assert f"needs: pip install -e '.[{extra}]' in the folder of fmicl's clone\n" in done.stderr
     assert done.stderr.startswith("fmicl: error: there is no package ")
     assert done.stderr.count("\n") == 1
+
+
+def test_with_torch_alone_the_version_is_told_and_help_says_what_is_missing() -> None:
+    script = "import fmicl.__main__\nsys.argv = ['fmicl', {!r}]\nsys.exit(fmicl.__main__.main())"
+    done = without("tyro", script.format("--version"))
+    assert (done.returncode, done.stdout) == (0, f"fmicl {fmicl.__version__}\n")
+    done = without("tyro", script.format("--help"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(words in done.stdout for words in ("torch alone", "train, sweep", "pip install -e '.[train]'"))
 
 
 def test_load_encoder_says_which_extra_it_needs() -> None:
     done = without("safetensors", "import fmicl\nfmicl.FMICLLoss('kl')\nfmicl.load_encoder('run')")
     last = done.stderr.strip().splitlines()[-1]
     assert last == (
-        "ImportError: fmicl.load_encoder needs the package safetensors, which is not there: pip install 'fmicl[train]'"
+        "ImportError: fmicl.load_encoder needs the package safetensors, which is not there: "
+        "pip install -e '.[train]' in the folder of fmicl's clone"
     )
 
 

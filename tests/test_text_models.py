@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 from sentence_transformers import SentenceTransformer
 from transformers import (

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 from fmicl import runs, text_training
 from fmicl.text_recipes import TextRecipe

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from fmicl import __version__
 from fmicl.grid import SweepOptions, grid_class, grid_of
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
@@ -356,9 +355,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words == ["--version"]:
-        print(f"fmicl {__version__}")
-        raise SystemExit(0)
     resumed = _resumed(words)
     said = io.StringIO()
     try:

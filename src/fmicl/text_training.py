@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fmicl import how_to_install
 from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
@@ -271,7 +272,7 @@ def _require_packages() -> None:
     """
     for package in ("transformers", "sentence_transformers"):
         if find_spec(package) is None:
-            raise ModuleNotFoundError(f"there is no package {package}: pip install 'fmicl[text]'", name=package)
+            raise ModuleNotFoundError(f"there is no package {package}: {how_to_install('text')}", name=package)
 
 
 def _why_last(recipe: TextRecipe) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fmicl import runs, training
 from fmicl.checkpoints import Checkpoints
@@ -368,3 +369,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_whole(target, half)
     assert runs.load_checkpoint(target) == {"batches": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "x.safetensors", lambda path: save_file({"x": torch.zeros(2)}, path))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask

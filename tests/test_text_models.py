@@ -181,6 +181,7 @@ def test_what_is_saved_is_what_was_trained(bert: Path, tmp_path: Path, pooling: 
     assert model.max_seq_length == 11
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert not (folder / "old").exists()
+    assert len({path.stat().st_mode for path in folder.rglob("*") if path.is_file()}) == 1  # weights are no secret
     long = [*SENTENCES, " ".join(SENTENCES[:5])]
     with torch.no_grad():
         ours = encoder.eval()(tokenizer.batch(long, 11))

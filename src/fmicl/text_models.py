@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -270,6 +271,9 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
             model = SentenceTransformer(modules=[words, pooling], device="cpu")
             model.max_seq_length = length
             model.save_pretrained(str(temporary / "whole"), create_model_card=False)
+        mode = stat.S_IMODE((temporary / "whole" / "modules.json").stat().st_mode)
+        for weights in (temporary / "whole").rglob("*.safetensors"):
+            weights.chmod(mode)  # they are made for their owner alone
         shutil.rmtree(folder, ignore_errors=True)
         (temporary / "whole").rename(folder)
     finally:

@@ -220,6 +220,10 @@ def test_embed_takes_a_short_o() -> None:
         (["train", "digits", "--epochs", "0"], "epochs must be positive, but it is 0"),
         (["train", "digits", "--flip", "2"], "flip is a probability"),
         (["train", "cifar10"], "--data-dir"),
+        (["train", "imgs", "--data-dir", "x"], "there is no recipe 'imgs'; did you mean images"),
+        (["train", "wiki"], "did you mean wikipedia?"),
+        (["sweep", "digitz", "--seed", "0", "1"], "there is no recipe 'digitz'; did you mean digits?"),
+        (["train", "photos"], "there are: digits, cifar10"),
         (["train", "cifar10", "--data-dir", "/nowhere"], "there is no folder /nowhere"),
         (["train", "digits", "--encoder", "resnet_18"], "did you mean resnet18"),
         (["train", "digits", "--divergence", "kll"], "kl"),
@@ -247,7 +251,7 @@ def test_wrong_input_is_one_message_and_exit_code_two(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["train", "digitz"], ["train", "digits", "--epochs", "x"], ["nothing"]])
+@pytest.mark.parametrize("arguments", [["train"], ["train", "digits", "--epochs", "x"], ["nothing"]])
 def test_what_cannot_be_parsed_is_exit_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
         cli.main(arguments)

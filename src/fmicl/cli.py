@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from fmicl.grid import SweepOptions, grid_class, grid_of
-from fmicl.recipes import RECIPES, Entry, Recipe
+from fmicl.recipes import RECIPES, Entry, Recipe, no_recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 
@@ -355,6 +355,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    recipes = [entry.name for _, entry in _ENTRIES]
+    if words[:1] in (["train"], ["sweep"]) and len(words) > 1 and words[1] not in recipes and words[1][:1] != "-":
+        raise no_recipe(words[1], recipes)
     resumed = _resumed(words)
     said = io.StringIO()
     try:

@@ -270,6 +270,20 @@ def test_a_broken_number_is_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "fmicl: error: the loss is nan at batch 7\n"
 
 
+@pytest.mark.parametrize("count", [15, 100, None])
+def test_the_table_says_how_many_images_were_held_out(
+    count: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {"knn": 800 / 15, "linear": 46.67, "k": 5, "epoch": 3, "split": "held-out", "test_samples": count}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    cli._print_results(tmp_path)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"accuracy on the {f'{count} images of the ' if count else ''}held-out split, percent" in shown
+    few = "warning: 15 images are few: one more or less that is right makes 6.7 percent"
+    assert shown.endswith(few) == (count == 15)
+    assert ("warning" in shown) == (count == 15)
+
+
 def test_train_evaluate_report_embed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "run")
     options = ["--epochs", "1", "--device", "cpu", "--hidden", "32", "--monitor-every", "0", "--out", folder]

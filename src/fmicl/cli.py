@@ -28,6 +28,9 @@ from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 if TYPE_CHECKING:
     from fmicl.runs import Run
 
+FEW = 100
+"""Of fewer held-out images than this, an accuracy says little, and a line says so."""
+
 
 @dataclass(frozen=True)
 class Train:
@@ -289,7 +292,9 @@ def _print_results(run: Path) -> None:
     if results["knn"] is None:
         print(f"no labels, so no accuracy; effective rank {results['effective_rank']:.1f}")
         return
-    table = Table(title=f"accuracy on the {results['split']} split, percent")
+    count = results.get("test_samples")  # old runs don't say it
+    samples = "" if count is None else f"{count} images of the "
+    table = Table(title=f"accuracy on the {samples}{results['split']} split, percent")
     table.add_column("")
     table.add_column(f"k-NN (k={results['k']})", justify="right")
     table.add_column("linear probe", justify="right")
@@ -298,6 +303,8 @@ def _print_results(run: Path) -> None:
         if row is not None:
             table.add_row(name, f"{row['knn']:.2f}", f"{row['linear']:.2f}")
     Console().print(table)
+    if count is not None and count < FEW:
+        print(f"warning: {count} images are few: one more or less that is right makes {100 / count:.1f} percent")
 
 
 def _print_sts(results: dict[str, Any]) -> None:

@@ -157,6 +157,9 @@ def test_what_can_not_be_had_is_one_line(bert: Path, tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match=r"'nobody/nothing' can't be had: it is no folder here, and the hub") as error:
         build_sentence_encoder("nobody/nothing", "cls")
     assert "\n" not in str(error.value)
+    assert str(error.value).endswith(
+        "Give the folder of a model; experiments/warm_start.py makes one of your sentences"
+    )
     with pytest.raises(ValueError, match="can't be loaded from this folder"):
         build_sentence_encoder(str(tmp_path), "cls")
     config = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)

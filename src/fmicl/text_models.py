@@ -172,7 +172,10 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
         except Exception as error:  # its parts raise a handful of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             where = "loaded from this folder" if local else "had: it is no folder here, and the hub did not give it"
-            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300]}") from error
+            hint = (
+                "" if local else ". Give the folder of a model; experiments/warm_start.py makes one of your sentences"
+            )
+            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300]}{hint}") from error
     inner.padding_side = "right"
     padding = inner.pad_token_id
     if padding is None:

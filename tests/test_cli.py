@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 import fmicl
-from fmicl import cli
+from fmicl import cli, runs
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
@@ -52,11 +52,6 @@ def test_help_loads_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout.strip() == "[]"
 
 
-def test_the_version_is_told() -> None:
-    done = run("--version")
-    assert (done.returncode, done.stdout) == (0, f"fmicl {fmicl.__version__}\n")
-
-
 def test_a_reader_who_has_seen_enough_is_no_error() -> None:
     """As `fmicl train digits --help | head -1`, with a reader that leaves before a word is written."""
     reading, writing = os.pipe()
@@ -76,7 +71,7 @@ def without(package: str, script: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("package", "arguments", "extra"),
     [
-        ("tyro", ["--help"], "train"),
+        ("tyro", ["train", "--help"], "train"),
         ("lightning", ["train", "digits"], "train"),
         ("transformers", ["train", "wikipedia"], "text"),
         ("sentence_transformers", ["train", "wikipedia"], "text"),
@@ -86,16 +81,26 @@ def test_a_package_of_the_extra_that_is_missing_is_one_line(package: str, argume
     script = f"import fmicl.__main__\nsys.argv = {['fmicl', *arguments]!r}\nsys.exit(fmicl.__main__.main())"
     done = without(package, script)
     assert done.returncode == 2
-    assert f"needs: pip install 'fmicl[{extra}]'" in done.stderr
+    assert f"needs: pip install -e '.[{extra}]' in the folder of fmicl's clone\n" in done.stderr
     assert done.stderr.startswith("fmicl: error: there is no package ")
     assert done.stderr.count("\n") == 1
+
+
+def test_with_torch_alone_the_version_is_told_and_help_says_what_is_missing() -> None:
+    script = "import fmicl.__main__\nsys.argv = ['fmicl', {!r}]\nsys.exit(fmicl.__main__.main())"
+    done = without("tyro", script.format("--version"))
+    assert (done.returncode, done.stdout) == (0, f"fmicl {fmicl.__version__}\n")
+    done = without("tyro", script.format("--help"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all(words in done.stdout for words in ("torch alone", "train, sweep", "pip install -e '.[train]'"))
 
 
 def test_load_encoder_says_which_extra_it_needs() -> None:
     done = without("safetensors", "import fmicl\nfmicl.FMICLLoss('kl')\nfmicl.load_encoder('run')")
     last = done.stderr.strip().splitlines()[-1]
     assert last == (
-        "ImportError: fmicl.load_encoder needs the package safetensors, which is not there: pip install 'fmicl[train]'"
+        "ImportError: fmicl.load_encoder needs the package safetensors, which is not there: "
+        "pip install -e '.[train]' in the folder of fmicl's clone"
     )
 
 
@@ -176,6 +181,34 @@ def test_a_text_recipe_and_its_options() -> None:
     assert (command.name, command.resume) == ("wikipedia", True)
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
+    named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    photos = dataclasses.replace(RECIPES["images"].recipe, data_dir=Path("photos"), epochs=3, baselines=True)
+    text = dataclasses.replace(TEXT_RECIPES["wikipedia"].recipe, data=Path("a.txt"), pooling="mean")
+    for name, recipe in (("images", photos), ("wikipedia", text)):
+        folder = tmp_path / "own" / name if named else None
+        run = runs.new_run(name, folder)
+        runs.write_settings(run, name, recipe, "cpu")
+        options = ["--resume", *(["--out", str(folder)] if named else [])]
+        command: Any = cli._parse(["train", name, *options])
+        assert (command.recipe, command.name, command.resume, command.out) == (recipe, name, True, folder)
+        command = cli._parse(["train", name, "--seed", "5", *options, "--epochs", "7"])
+        assert command.recipe == dataclasses.replace(recipe, seed=5, epochs=7)
+        assert cli._parse(["train", name]).command.recipe == (RECIPES | TEXT_RECIPES)[name].recipe
+
+
+def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs.new_run("digits", tmp_path / "run")
+    runs.write_settings(run, "digits", RECIPES["digits"].recipe, "cpu")
+    assert cli.main(["train", "cifar10", "--resume", "--out", str(run.path)]) == 2
+    assert f"is a run of the recipe digits, not of cifar10: fmicl train digits --resume --out {run.path}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_embed_takes_a_short_o() -> None:
     command = parse("embed", "RUN", "photos", "-o", "x.npz")
     assert (command.run, command.source, command.output) == (Path("RUN"), Path("photos"), Path("x.npz"))
@@ -187,6 +220,10 @@ def test_embed_takes_a_short_o() -> None:
         (["train", "digits", "--epochs", "0"], "epochs must be positive, but it is 0"),
         (["train", "digits", "--flip", "2"], "flip is a probability"),
         (["train", "cifar10"], "--data-dir"),
+        (["train", "imgs", "--data-dir", "x"], "there is no recipe 'imgs'; did you mean images"),
+        (["train", "wiki"], "did you mean wikipedia?"),
+        (["sweep", "digitz", "--seed", "0", "1"], "there is no recipe 'digitz'; did you mean digits?"),
+        (["train", "photos"], "there are: digits, cifar10"),
         (["train", "cifar10", "--data-dir", "/nowhere"], "there is no folder /nowhere"),
         (["train", "digits", "--encoder", "resnet_18"], "did you mean resnet18"),
         (["train", "digits", "--divergence", "kll"], "kl"),
@@ -214,7 +251,7 @@ def test_wrong_input_is_one_message_and_exit_code_two(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [["train", "digitz"], ["train", "digits", "--epochs", "x"], ["nothing"]])
+@pytest.mark.parametrize("arguments", [["train"], ["train", "digits", "--epochs", "x"], ["nothing"]])
 def test_what_cannot_be_parsed_is_exit_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
         cli.main(arguments)
@@ -231,6 +268,20 @@ def test_a_broken_number_is_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.setattr("fmicl.training.train", broken)
     assert cli.main(["train", "digits"]) == 1
     assert capsys.readouterr().err == "fmicl: error: the loss is nan at batch 7\n"
+
+
+@pytest.mark.parametrize("count", [15, 100, None])
+def test_the_table_says_how_many_images_were_held_out(
+    count: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = {"knn": 800 / 15, "linear": 46.67, "k": 5, "epoch": 3, "split": "held-out", "test_samples": count}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    cli._print_results(tmp_path)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"accuracy on the {f'{count} images of the ' if count else ''}held-out split, percent" in shown
+    few = "warning: 15 images are few: one more or less that is right makes 6.7 percent"
+    assert shown.endswith(few) == (count == 15)
+    assert ("warning" in shown) == (count == 15)
 
 
 def test_train_evaluate_report_embed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from fmicl.figures import (
     COLOURS,
     Theme,
+    _ticks,
     distance_figure,
     loss_curve,
     metric_curve,
@@ -51,6 +53,21 @@ def test_metrics_are_read_with_blanks_and_without_text(metrics: Path) -> None:
 def test_a_row_that_was_cut_off_reads_as_blank(metrics: Path) -> None:
     metrics.write_text(CSV + "5,50")
     assert read_metrics(metrics)["loss"][-1] is None
+
+
+@pytest.mark.parametrize(
+    ("places", "ticks"),
+    [
+        (range(10, 51, 10), [10, 20, 30, 40, 50]),
+        (range(10, 201, 10), [50, 100, 150, 200]),
+        (range(125, 1001, 125), [250, 500, 750, 1000]),
+        (range(1, 13), [2, 4, 6, 8, 10, 12]),
+        ([3], [3]),
+    ],
+)
+def test_ticks_stand_where_it_was_measured(places: Sequence[float], ticks: list[float]) -> None:
+    found = _ticks(list(places)).tick_values(places[0], places[-1])
+    assert [tick for tick in found if places[0] <= tick <= places[-1]] == ticks
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

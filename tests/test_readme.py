@@ -70,3 +70,11 @@ def test_files_that_the_readme_and_the_errata_name_exist() -> None:
     errata = (ROOT / "docs" / "errata.md").read_text()
     for path, test in re.findall(r"`(tests/\w+\.py)::(?:\w+::)?(\w+)`", errata):
         assert test in (ROOT / path).read_text(), test
+
+
+def test_installs_leave_the_clone_where_it_is() -> None:
+    """Without -e, an extra that is added later would put a copy in the place of the clone."""
+    files = [ROOT / "README.md", ROOT / "experiments" / "README.md", *(ROOT / "src").rglob("*.py")]
+    installs = re.findall(r"pip install ([^`\n]*)", "\n".join(file.read_text() for file in files))
+    assert len(installs) > 4
+    assert all(words.startswith("-e ") for words in installs), installs

@@ -115,6 +115,9 @@ def test_page_tells_results_with_their_split_and_epoch(whole: Path) -> None:
     assert f"On the {EVIL} split, after epoch 40, k-NN with k = 20" in text
     for part in ("k-NN 98.1 %", "Linear probe 98.3 %", "Alignment 0.25", "Uniformity −3.25", "Effective rank 41.8"):
         assert part in text
+    assert "effective rank are of two views of held-out samples, after training" in text
+    for name in ("Alignment", "Uniformity", "Effective rank"):
+        assert f"{name} in training. Of the last training batch before each point: " in text
     assert "Trained encoder 98.1 % 98.3 %" in text
     assert "Untrained encoder 97.2 % 96.5 %" in text
     assert "Raw pixels 98.2 % 96.4 %" in text
@@ -225,6 +228,7 @@ def test_a_run_on_data_without_labels_says_why_it_has_no_accuracies(run: Path) -
     text = text_of(write_report(run))
     assert "after epoch 9, without accuracies: these need labels" in text
     assert "Alignment 0.5" in text
+    assert "of two views of training samples, as none are held out" in text
 
 
 def test_a_results_file_that_is_a_list_is_named(run: Path) -> None:
@@ -245,7 +249,7 @@ def test_only_curves_that_were_measured_are_drawn(run: Path) -> None:
     text = text_of(write_report(run))
     assert (run / "figures" / "loss.png").exists()
     assert not (run / "figures" / "knn.png").exists()
-    assert "Effective rank: metrics.csv has no finite values of it" in text
+    assert "Effective rank in training: metrics.csv has no finite values of it" in text
 
 
 def test_a_folder_that_is_no_run_is_an_error_and_stays_as_it_was(tmp_path: Path) -> None:

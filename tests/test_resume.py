@@ -9,19 +9,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from fmicl import runs, training
 from fmicl.checkpoints import Checkpoints
+from fmicl.data import stream
 from fmicl.files import write_whole
 from fmicl.methods import METHODS
 from fmicl.models import SmallConv
 from fmicl.recipes import Recipe
 from fmicl.results import load_splits
+from fmicl.stopping import Stopped
 from fmicl.training import train
 from image_sets import make
 from test_training import digits, small
@@ -187,34 +191,148 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pyte
     test_cut_anywhere("simclr", 7, 3, 1, tmp_path, monkeypatch)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--epochs", "5000"]
+@contextlib.contextmanager
+def signalled(after: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Training in here gets these signals as its batch of this number ends."""
+    original = Checkpoints.on_train_batch_end
+
+    def note(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
+        if module.batches == after:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        original(self, trainer, module, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_train_batch_end", note)
+        yield
+
+
+STOPS = [
+    ("simclr", signal.SIGINT, 1, 1, 1),
+    ("moco", signal.SIGINT, 7, 1, 7),
+    ("simclr", signal.SIGTERM, 7, 2, 8),  # the step comes to its end
+    ("simclr", signal.SIGINT, 15, 1, 15),  # after the last batch
+]
+
+
+@pytest.mark.parametrize(("method", "number", "after", "accumulate", "stopped"), STOPS)
+def test_stopped_and_resumed_is_bit_identical(
+    method: Any, number: int, after: int, accumulate: int, stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = digits(method=method, epochs=3, accumulate=accumulate, optimizer="adamw", learning_rate=1e-3)
+    train(recipe, out=tmp_path / "whole")
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    words = f"stopped after batch {stopped} of 15; the same command with --resume goes on from there"
+    with signalled(after, [number], monkeypatch), pytest.raises(Stopped, match=words) as stop:
+        train(recipe, out=tmp_path / "cut")
+    assert stop.value.number == number
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert runs.load_checkpoint(runs.Run(tmp_path / "cut").checkpoint)["batches"] == stopped
+    assert not (tmp_path / "cut" / "encoder.safetensors").exists()
+    train(recipe, out=tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_second_interrupt_stops_at_once(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "goes on from the last checkpoint" if steps else "nothing was saved yet: --resume starts again"
+    with signalled(3, [signal.SIGINT] * 2, monkeypatch), pytest.raises(Stopped, match=words):
+        train(digits(checkpoint_steps=steps), out=tmp_path / "run")
+    run = runs.Run(tmp_path / "run")
+    assert run.checkpoint.exists() == bool(steps)
+    assert not steps or runs.load_checkpoint(run.checkpoint)["batches"] == 2
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_ones_own_is_called_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+
+    def own(number: int, _: Any) -> None:
+        called.append(number)
+
+    before = {number: signal.signal(number, own) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            with signalled(1, [number], monkeypatch), pytest.raises(Stopped, match="after batch 1 of"):
+                train(digits(), out=tmp_path / str(number))
+            assert signal.getsignal(number) is own
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background
+        with signalled(1, [signal.SIGINT], monkeypatch):
+            assert train(digits(epochs=1), out=tmp_path / "ignored") is not None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert called == list(before)
+
+
+def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        assert pool.submit(train, digits(epochs=1), out=tmp_path / "run").result() is not None
+
+
+class _Handlers(torch.utils.data.Dataset[bool]):
+    def __getitem__(self, index: int) -> bool:
+        return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_workers_live_on_when_the_terminal_interrupts() -> None:
+    assert bool(next(iter(stream._load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
+
+
+def start(out: Path, *options: str) -> subprocess.Popen[str]:
+    """A long run in a process group of its own, as a terminal would start it, once it has begun to train."""
+    command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--epochs", "5000", *options]
     process = subprocess.Popen(
-        [*command, "--out", str(tmp_path / "run")],
+        [*command, "--out", str(out)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
         # a shell's background jobs ignore SIGINT, and so would their children
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "metrics.csv").exists() or (tmp_path / "run" / "metrics.csv").stat().st_size < 200:
-        assert process.poll() is None
+    while not (out / "metrics.csv").exists() or (out / "metrics.csv").stat().st_size < 200:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
     process.send_signal(getattr(signal, name))
     error = process.communicate(timeout=60)[1]
     assert process.returncode == {"SIGTERM": 143, "SIGINT": 130}[name]
-    assert "the same command with --resume goes on" in error
+    batches = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"]
+    said = f"fmicl: stopped after batch {batches} of 25000; the same command with --resume goes on from there"
+    told = ["", "stopping after this step, with a checkpoint; Ctrl-C again stops at once"] if name == "SIGINT" else []
+    assert error.splitlines() == [*told, said]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_several_processes_stop_together(whole: bool, tmp_path: Path) -> None:
+    """By a terminal's Ctrl-C, which reaches all of them, or by a scheduler's SIGTERM to the first."""
+    process = start(tmp_path / "run", "--devices", "2", "--hidden", "32")
+    if whole:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGTERM)
+    error = process.communicate(timeout=60)[1]  # which all of them have closed then
+    assert process.returncode == (130 if whole else 143), error
+    batches = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"]
+    assert error.count("stopped after") == error.count(f"stopped after batch {batches} of 25000") == 1
     assert "Traceback" not in error
-    assert runs.Run(tmp_path / "run").checkpoint.exists() == (name == "SIGTERM")
 
 
 def test_resume_refuses_other_settings_and_takes_another_machine(tmp_path: Path) -> None:
     train(digits(epochs=1), out=tmp_path / "run")
     with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):
         train(digits(epochs=2, seed=1), out=tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match=r"with these: size was 8, is now 16$"):
+        train(digits(epochs=1, size=16), out=tmp_path / "run", resume=True)
     assert train(digits(epochs=1, workers=1, checkpoint_minutes=3), out=tmp_path / "run", resume=True) is not None
 
 
@@ -251,3 +369,14 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_whole(target, half)
     assert runs.load_checkpoint(target) == {"batches": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "x.safetensors", lambda path: save_file({"x": torch.zeros(2)}, path))
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 from sentence_transformers import SentenceTransformer
 
@@ -253,8 +253,8 @@ def test_the_config_is_ready_for_the_model_card(model: SentenceTransformer) -> N
 
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_the_trainer_trains_saves_and_loads(model: SentenceTransformer, tmp_path: Path, number: int) -> None:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed (fmicl[text])")
-    pytest.importorskip("accelerate", reason="accelerate is not installed (fmicl[text])")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed (the extra text)")
+    pytest.importorskip("accelerate", reason="accelerate is not installed (the extra text)")
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 
     names = ["anchor", "positive", "negative_1", "negative_2"][:number]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 from sentence_transformers import SentenceTransformer
 from transformers import (
@@ -157,6 +157,9 @@ def test_what_can_not_be_had_is_one_line(bert: Path, tmp_path: Path, monkeypatch
     with pytest.raises(ValueError, match=r"'nobody/nothing' can't be had: it is no folder here, and the hub") as error:
         build_sentence_encoder("nobody/nothing", "cls")
     assert "\n" not in str(error.value)
+    assert str(error.value).endswith(
+        "Give the folder of a model; experiments/warm_start.py makes one of your sentences"
+    )
     with pytest.raises(ValueError, match="can't be loaded from this folder"):
         build_sentence_encoder(str(tmp_path), "cls")
     config = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
@@ -181,6 +184,7 @@ def test_what_is_saved_is_what_was_trained(bert: Path, tmp_path: Path, pooling: 
     assert model.max_seq_length == 11
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert not (folder / "old").exists()
+    assert len({path.stat().st_mode for path in folder.rglob("*") if path.is_file()}) == 1  # weights are no secret
     long = [*SENTENCES, " ".join(SENTENCES[:5])]
     with torch.no_grad():
         ours = encoder.eval()(tokenizer.batch(long, 11))

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (fmicl[text])")
+pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 import pyarrow.parquet
 from safetensors.torch import load_file

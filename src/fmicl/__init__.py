@@ -51,7 +51,7 @@ _HOMES = {
 }
 
 EXTRAS = {
-    package: f"fmicl[{extra}]"
+    package: extra
     for extra, packages in {
         "train": "lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
         "text": "datasets sentence_transformers transformers",
@@ -64,6 +64,16 @@ EXTRAS = {
 __all__ = [*_HOMES, *_MODULES]
 
 
+def how_to_install(extra: str) -> str:
+    """The command that brings an extra; fmicl is on no package index.
+
+    Example:
+        >>> how_to_install("train")
+        "pip install -e '.[train]' in the folder of fmicl's clone"
+    """
+    return f"pip install -e '.[{extra}]' in the folder of fmicl's clone"
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         try:
@@ -72,8 +82,8 @@ def __getattr__(name: str) -> Any:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 raise
-            message = f"fmicl.{name} needs the package {package}, which is not there: pip install '{EXTRAS[package]}'"
-            raise ImportError(message) from error
+            how = how_to_install(EXTRAS[package])
+            raise ImportError(f"fmicl.{name} needs the package {package}, which is not there: {how}") from error
     elif name in _MODULES:
         value = import_module(f"fmicl.{name}")
     else:

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from fmicl.callbacks import Guard, Recorder
 from fmicl.methods import Method
 from fmicl.runs import Run, load_checkpoint, save_checkpoint
+from fmicl.stopping import Signals
 
 if TYPE_CHECKING:
     from fmicl.data import Batch, Stream
@@ -47,12 +47,14 @@ class Checkpoints(Callback):
     """Write the whole state of the run between two steps, and read it back.
 
     A checkpoint is due at the end of an epoch (if the last one is a minute old), after ``minutes``, after
-    ``steps``, and at the end. It is always between two steps, when no gradient is half accumulated.
+    ``steps``, and at the end. It is always between two steps, when no gradient is half accumulated. Where a signal
+    was noted, by any of the processes, all of them stop there after one more checkpoint.
 
     Args:
         run: the folder, or None on all processes but the first.
         recorder: its rows are part of the state.
         guard: asked before a checkpoint is written.
+        signals: whether the run is to stop.
         resume: go on from the checkpoint in the folder, if there is one.
         batches_per_epoch: length of an epoch.
         total: batches of the run.
@@ -65,6 +67,7 @@ class Checkpoints(Callback):
         run: Run | None,
         recorder: Recorder,
         guard: Guard,
+        signals: Signals,
         *,
         resume: bool,
         batches_per_epoch: int,
@@ -72,12 +75,13 @@ class Checkpoints(Callback):
         minutes: float,
         steps: int,
     ) -> None:
-        self.run, self.recorder, self.guard = run, recorder, guard
+        self.run, self.recorder, self.guard, self.signals = run, recorder, guard, signals
         self.resume, self.batches_per_epoch, self.total = resume, batches_per_epoch, total
         self.minutes, self.steps = minutes, steps
         self._optimizer: dict[str, Any] | None = None
         self._last = time.monotonic()
         self._last_step = 0
+        self.stopped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Load what is there: the first process reads, the others hear of it."""
@@ -100,6 +104,10 @@ class Checkpoints(Callback):
             trainer.optimizers[0].load_state_dict(self._optimizer)
             self._optimizer = None
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """In the place of Lightning's handler of SIGTERM: that one talks to the other processes wherever it comes."""
+        self.signals.listen()
+
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -108,28 +116,20 @@ class Checkpoints(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Write a checkpoint if one is due."""
+        """Write a checkpoint if one is due, and stop if that was asked for."""
         assert isinstance(pl_module, Method)
-        if self.run is None:
-            return
         done = pl_module.batches == self.total
         if pl_module.batches % pl_module.optimisation.accumulate and not done:
             return
+        self.stopped = trainer.strategy.reduce_boolean_decision(self.signals.noted is not None, all=False)
         age = time.monotonic() - self._last
         due = self.steps > 0 and pl_module.step - self._last_step >= self.steps
         due |= pl_module.batches % self.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
-        if done or due or age > 60 * self.minutes:
+        if self.run is not None and (done or due or self.stopped or age > 60 * self.minutes):
             self.write(trainer, pl_module)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """A run that is asked to end (SIGTERM: a scheduler wants the machine) keeps what it has done.
-
-        Lightning heeds that signal between two batches; other exceptions may come in the middle of a step.
-        """
-        assert isinstance(pl_module, Method)
-        whole = pl_module.batches % pl_module.optimisation.accumulate == 0 and pl_module.step > self._last_step
-        if isinstance(exception, SIGTERMException) and self.run is not None and whole:
-            self.write(trainer, pl_module)
+        if self.stopped:
+            trainer.strategy.barrier()  # where one process leaves, others may be ended: not before the file is there
+            trainer.should_stop = True
 
     def write(self, trainer: Trainer, method: Method) -> None:
         """Write a checkpoint now, unless the state is broken.

@@ -5,25 +5,32 @@ Nothing heavy is imported before the command is known, so that ``fmicl --help`` 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from fmicl import __version__
 from fmicl.checks import TokenPooling
 from fmicl.grid import SweepOptions, grid_class, grid_of, spell_out_flags
-from fmicl.recipes import RECIPES, Entry, Recipe
+from fmicl.recipes import RECIPES, Entry, Recipe, no_recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
+
+if TYPE_CHECKING:
+    from fmicl.runs import Run
+
+FEW = 100
+"""Of fewer held-out images than this, an accuracy says little, and a line says so."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +41,15 @@ class Train:
     out: Path | None = None
     """Folder for the run; it must not exist (None: the next number under runs/)."""
     resume: bool = False
-    """Go on with the run in --out, or with the newest of this recipe."""
+    """Go on with the run in --out, or with the newest of this recipe, by its own settings."""
     name: tyro.conf.Suppress[str] = "run"
 
     def __call__(self) -> None:
         """Train, then print what came out."""
+        _begin(self.recipe)
         from fmicl.training import train
 
-        run = train(self.recipe, name=self.name, out=self.out, resume=self.resume)
+        run = _run(self, train)
         if run is not None:
             _print_results(run.path)
             print(f"page: {run.report}")
@@ -55,21 +63,35 @@ class TrainText:
     out: Path | None = None
     """Folder for the run; it must not exist (None: the next number under runs/)."""
     resume: bool = False
-    """Go on with the run in --out, or with the newest of this recipe."""
+    """Go on with the run in --out, or with the newest of this recipe, by its own settings."""
     name: tyro.conf.Suppress[str] = "run"
 
     def __call__(self) -> None:
         """Train, then print what came out."""
+        _begin(self.recipe)
         from fmicl.runs import read_json
         from fmicl.text_training import train_text
 
-        run = train_text(self.recipe, name=self.name, out=self.out, resume=self.resume)
+        run = _run(self, train_text)
         if run is not None:
             results = read_json(run.results)
             if "pairs" in results:
                 _print_sts(results)
             print(f"encoder: SentenceTransformer({str(run.path)!r})")
             print(f"page: {run.report}")
+
+
+def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
+    """Train; if Ctrl-C comes before or after the training itself, say what is left."""
+    from fmicl.stopping import Stopped, what_is_left
+    from fmicl.training import old_run
+
+    try:
+        return train(command.recipe, name=command.name, out=command.out, resume=command.resume)
+    except Stopped:
+        raise
+    except KeyboardInterrupt:
+        raise Stopped(what_is_left(old_run(command.name, command.out))) from None
 
 
 _ENTRIES: list[tuple[Any, Entry[Settings]]] = [
@@ -99,10 +121,6 @@ class TrainCommand:
 
     def __call__(self) -> None:
         """Run the chosen recipe."""
-        from fmicl.start import import_lightning, wake_gpu
-
-        wake_gpu(self.command.recipe)
-        import_lightning()
         self.command()
 
 
@@ -294,7 +312,9 @@ def _print_results(run: Path) -> None:
     if results["knn"] is None:
         print(f"no labels, so no accuracy; effective rank {results['effective_rank']:.1f}")
         return
-    table = Table(title=f"accuracy on the {results['split']} split, percent")
+    count = results.get("test_samples")  # old runs don't say it
+    samples = "" if count is None else f"{count} images of the "
+    table = Table(title=f"accuracy on the {samples}{results['split']} split, percent")
     table.add_column("")
     table.add_column(f"k-NN (k={results['k']})", justify="right")
     table.add_column("linear probe", justify="right")
@@ -303,6 +323,8 @@ def _print_results(run: Path) -> None:
         if row is not None:
             table.add_row(name, f"{row['knn']:.2f}", f"{row['linear']:.2f}")
     Console().print(table)
+    if count is not None and count < FEW:
+        print(f"warning: {count} images are few: one more or less that is right makes {100 / count:.1f} percent")
 
 
 def _print_sts(results: dict[str, Any]) -> None:
@@ -347,8 +369,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return _complain(error, 2)
     except KeyboardInterrupt as stop:
-        print("fmicl: stopped; the same command with --resume goes on", file=sys.stderr)
-        return 143 if "SIGTERM" in stop.args else 130  # as a shell would say it
+        if stop.args == ("",):  # another process says it, and would be killed if this one failed
+            return 0
+        print(f"fmicl: {str(stop) or 'stopped'}", file=sys.stderr)
+        return 128 + int(getattr(stop, "number", signal.SIGINT))  # as a shell would say it
     except RuntimeError as error:
         if type(error).__name__ != "NonFiniteError":  # a bug, or a machine out of memory: its traceback is of use
             raise
@@ -360,12 +384,15 @@ def _parse(arguments: Sequence[str] | None) -> Any:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["sweep"]:
         words = spell_out_flags(words, Recipe, TextRecipe)
-    if words == ["--version"]:
-        print(f"fmicl {__version__}")
-        raise SystemExit(0)
+    recipes = [entry.name for _, entry in _ENTRIES]
+    if words[:1] in (["train"], ["sweep"]) and len(words) > 1 and words[1] not in recipes and words[1][:1] != "-":
+        raise no_recipe(words[1], recipes)
+    resumed = _resumed(words)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
+            if resumed is not None:
+                return tyro.cli(type(resumed), default=resumed, args=words[2:], prog=f"fmicl train {words[1]}")
             return tyro.cli(
                 _COMMANDS,
                 prog="fmicl",
@@ -380,6 +407,52 @@ def _parse(arguments: Sequence[str] | None) -> Any:
             raise ValueError(str(refused)) from None
         sys.stderr.write(said.getvalue())
         raise
+
+
+def _resumed(words: Sequence[str]) -> Train | TrainText | None:
+    """Of ``train RECIPE --resume``, the command by which its run was started: what is not given now is as it was then.
+
+    Raises:
+        ValueError: the run in --out is one of another recipe.
+    """
+    kinds = {entry.name: kind for kind, entry in _ENTRIES}
+    if len(words) < 2 or words[0] != "train" or words[1] not in kinds:
+        return None
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--out", type=Path, nargs="?")
+    parser.add_argument("--resume", action="store_true")
+    given, _ = parser.parse_known_args(words[2:])
+    if not given.resume:
+        return None
+    from fmicl.start import import_lightning
+
+    import_lightning()
+    from fmicl.runs import read_json, read_recipe, read_text_recipe
+    from fmicl.training import old_run
+
+    name = words[1]
+    old = old_run(name, given.out)
+    if old is None or not old.settings.exists():
+        return None
+    before = read_json(old.settings).get("recipe")
+    if before != name:
+        if before in kinds:
+            raise ValueError(
+                f"{old.path} is a run of the recipe {before}, not of {name}: "
+                f"fmicl train {before} --resume --out {old.path}"
+            )
+        return None  # it was started from Python
+    if kinds[name] is Train:
+        return Train(read_recipe(old)[1], name=name)
+    return TrainText(read_text_recipe(old)[1], name=name)
+
+
+def _begin(recipe: Settings) -> None:
+    """What a command to train has to wait for, at once and side by side."""
+    from fmicl.start import import_lightning, wake_gpu
+
+    wake_gpu(recipe)
+    import_lightning()
 
 
 def _complain(error: Exception, code: int) -> int:

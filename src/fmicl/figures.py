@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,7 +19,7 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
 
 from fmicl.files import write_whole
 
@@ -136,7 +138,7 @@ def metric_curve(
     figure, axes = _axes(colours, label or column, over.capitalize())
     # Dots where they can be told apart: they show how often it was measured.
     axes.plot(x, y, color=colours.first, linewidth=1.8, marker="o" if len(x) <= 30 else None, markersize=3.5)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
+    axes.xaxis.set_major_locator(_ticks(x))
     axes.annotate(
         f"{y[-1]:.4g}".replace("-", "\N{MINUS SIGN}"), (x[-1], y[-1]), xytext=(6, 0),
         textcoords="offset points", va="center", color=colours.first, fontsize=9, fontweight="bold",
@@ -243,6 +245,16 @@ def neighbour_figure(
                 axes.text(left, bottom + cell + 0.06, title, color=colours.muted, fontsize=8, va="bottom")
     axes.set(xlim=(0, width), ylim=(0, height), xticks=[], yticks=[])
     return _save(figure, out)
+
+
+def _ticks(places: Sequence[float]) -> Locator:
+    """Whole numbers; where it was measured each so many epochs or steps, multiples of that, at most seven."""
+    gap = min((after - before for before, after in pairwise(places)), default=1.0)
+    if gap <= 1:
+        return MaxNLocator(integer=True, nbins=7)
+    most = (places[-1] - places[0]) / gap / 6  # points from a tick to the next, at least
+    nice = (factor * 10**power for power in range(10) for factor in (1, 2, 5))
+    return MultipleLocator(gap * next(n for n in nice if n >= most))
 
 
 def _figure(colours: _Colours, width: float, height: float) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ __all__ = ["write_whole"]
 def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there: a reader sees all of it or nothing.
 
-    The data is on the disk before the name is, so this holds after a power cut too.
+    The data is on the disk before the name is, so this holds after a power cut too. Whoever may read other new files in
+    that folder may read this one, also where ``write`` (safetensors' way) makes files for their owner alone.
 
     Args:
         path: the file to write; folders above it are made.
@@ -32,7 +34,10 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = stat.S_IMODE(temporary.stat().st_mode)
         write(temporary)
+        temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         if overwrite:

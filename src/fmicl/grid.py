@@ -92,7 +92,7 @@ class SweepOptions:
     """Folder of the sweep, to start it or to go on with it (None: the one under sweeps/ that has the very same runs,
     else the next number)."""
     launcher: Literal["local", "submitit"] = "local"
-    """local: this machine's devices. submitit: a job of SLURM for each run (needs fmicl[slurm])."""
+    """local: this machine's devices. submitit: a job of SLURM for each run (needs the extra slurm)."""
     slurm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """With submitit: partition, time, cpus_per_task, account, ... as sbatch has them."""
 

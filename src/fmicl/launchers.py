@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from fmicl import how_to_install
+
 __all__ = [
     "Handle",
     "Launcher",
@@ -283,7 +285,7 @@ def check_submitit(cluster: str = "slurm") -> None:
     try:
         import submitit  # noqa: F401
     except ImportError as error:
-        raise ValueError("--launcher submitit needs submitit: pip install 'fmicl[slurm]'") from error
+        raise ValueError(f"--launcher submitit needs submitit: {how_to_install('slurm')}") from error
     if cluster == "slurm" and not (shutil.which("srun") and shutil.which("sbatch")):
         raise ValueError(
             "--launcher submitit finds no SLURM here (no srun and sbatch): call it where jobs are submitted, or leave "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -209,7 +210,13 @@ def recipe(name: str) -> Recipe:
         64
     """
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(RECIPES)}"
-        raise ValueError(f"there is no recipe {name!r}; {hint}")
+        raise no_recipe(name, RECIPES)
     return RECIPES[name].recipe
+
+
+def no_recipe(name: str, known: Iterable[str]) -> ValueError:
+    """The error that there is no recipe of a name, which says the near ones."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(known)}"
+    return ValueError(f"there is no recipe {name!r}; {hint}")

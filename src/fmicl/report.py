@@ -23,22 +23,23 @@ from fmicl.files import write_whole
 
 __all__ = ["distance_figure", "loss_curve", "neighbour_figure", "write_report"]
 
+_EXPLAINED = {
+    "alignment": "mean squared distance of positive pairs, 0 to 4",
+    "uniformity": "log mean Gaussian potential; lower is more uniform",
+    "effective_rank": "dimensions in use; near 1, collapsed",
+}
+_BATCH = "Of the last training batch before each point:"
 _CURVES = {
     "loss": ("Training loss", "Loss", "Mean over each epoch."),
     "knn": ("k-NN accuracy", "Accuracy, %", "As monitored while training."),
-    "alignment": ("Alignment", "Alignment", "Mean squared distance of positive pairs; lower is closer."),
-    "uniformity": ("Uniformity", "Uniformity", "Log mean Gaussian potential of all pairs; lower is more uniform."),
-    "effective_rank": ("Effective rank", "Dimensions", "Dimensions in use; near 1, the embeddings have collapsed."),
+    "alignment": ("Alignment in training", "Alignment", f"{_BATCH} {_EXPLAINED['alignment']}."),
+    "uniformity": ("Uniformity in training", "Uniformity", f"{_BATCH} {_EXPLAINED['uniformity']}."),
+    "effective_rank": ("Effective rank in training", "Dimensions", f"{_BATCH} {_EXPLAINED['effective_rank']}."),
 }
 _TEXT_CURVES = {
     "loss": ("Training loss", "Loss", "Mean over the steps between two points."),
     "stsb_dev": ("STS-B dev", "Spearman x 100", "What the checkpoint was chosen by."),
     **{name: _CURVES[name] for name in ("alignment", "uniformity", "effective_rank")},
-}
-_EXPLAINED = {
-    "alignment": "mean squared distance of positive pairs, 0 to 4",
-    "uniformity": "log mean Gaussian potential; lower is more uniform",
-    "effective_rank": "dimensions in use; near 1, collapsed",
 }
 _ROWS = 25  # of the metrics table
 _DAMAGED = (OSError, ValueError, KeyError, TypeError)
@@ -180,6 +181,9 @@ def _results(results: Mapping[str, Any]) -> str:
     )
     if results.get("knn") is None and results.get("linear") is None:
         where += ", without accuracies: these need labels" if where else "No accuracies: these need labels"
+    if any(is_number(results.get(key)) for key in _EXPLAINED):
+        which = "held-out samples" if results.get("split") is not None else "training samples, as none are held out"
+        where += f". Alignment, uniformity and effective rank are of two views of {which}, after training"
     rivals = [key for key in ("untrained", "raw_pixels") if isinstance(results.get(key), dict)]
     beside = _comparison(results, rivals) if rivals else ""
     told = {"knn", "linear", "split", "epoch", "k", *_EXPLAINED, *rivals}

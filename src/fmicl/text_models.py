@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -176,7 +177,10 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
         except Exception as error:  # its parts raise a handful of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             where = "loaded from this folder" if local else "had: it is no folder here, and the hub did not give it"
-            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300]}") from error
+            hint = (
+                "" if local else ". Give the folder of a model; experiments/warm_start.py makes one of your sentences"
+            )
+            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300]}{hint}") from error
     inner.padding_side = "right"
     padding = inner.pad_token_id
     if padding is None:
@@ -307,6 +311,9 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
             model = pooled_transformer(plain, "mean" if encoder.mean else "cls")
             model.max_seq_length = length
             model.save_pretrained(str(temporary / "whole"), create_model_card=False)
+        mode = stat.S_IMODE((temporary / "whole" / "modules.json").stat().st_mode)
+        for weights in (temporary / "whole").rglob("*.safetensors"):
+            weights.chmod(mode)  # they are made for their owner alone
         shutil.rmtree(folder, ignore_errors=True)
         (temporary / "whole").rename(folder)
     finally:

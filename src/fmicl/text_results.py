@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fmicl import how_to_install
 from fmicl.checks import TokenPooling
 from fmicl.files import write_whole
 from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_json
@@ -156,9 +157,7 @@ def load_sentence_transformer(
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ValueError(
-            f"sentence encoders need sentence-transformers: pip install 'fmicl[text]' ({error})"
-        ) from error
+        raise ValueError(f"sentence encoders need sentence-transformers: {how_to_install('text')} ({error})") from error
     try:
         with quiet_transformers():
             if pooling is not None:

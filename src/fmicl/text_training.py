@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fmicl import how_to_install
 from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
@@ -73,7 +74,7 @@ def train_text(
         ValueError: settings that don't go together, a file that can't be used, or a resumed run that was started with
             others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        KeyboardInterrupt: the run was stopped by Ctrl-C, or by SIGTERM, which leaves a checkpoint.
+        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
     """
     with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
@@ -276,7 +277,7 @@ def _require_packages() -> None:
     """
     for package in ("transformers", "sentence_transformers"):
         if find_spec(package) is None:
-            raise ModuleNotFoundError(f"there is no package {package}: pip install 'fmicl[text]'", name=package)
+            raise ModuleNotFoundError(f"there is no package {package}: {how_to_install('text')}", name=package)
 
 
 def _why_last(recipe: TextRecipe) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import math
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 import fmicl
@@ -48,6 +48,7 @@ from fmicl.runs import (
 )
 from fmicl.settings import Settings
 from fmicl.similarities import Gaussian
+from fmicl.stopping import Signals, Stopped, what_is_left
 
 
 def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume: bool = False) -> Run | None:
@@ -67,7 +68,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         FileExistsError: ``out`` exists.
         ValueError: settings that don't go together, or a resumed run that was started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        KeyboardInterrupt: the run was stopped by Ctrl-C, or by SIGTERM, which leaves a checkpoint.
+        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
     """
     with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
@@ -269,7 +270,7 @@ def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | N
         ValueError: settings differ that are not the machine's, or the data does.
     """
     read: Callable[[Run], tuple[str, Settings]] = read_recipe if isinstance(recipe, Recipe) else read_text_recipe
-    before, now = read(run)[1].to_json(), recipe.to_json()
+    before, now = _flat(read(run)[1].to_json()), _flat(recipe.to_json())
     others = [key for key in now if before.get(key) != now[key] and key not in recipe.machine]
     if others:
         listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in others)
@@ -280,6 +281,12 @@ def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | N
             f"the data has changed since {run.path} was started, so it can't be resumed: {changed_data}. "
             f"Put the data back as it was, or start a new run"
         )
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Each setting by the name of its option: those of the views stand among the others."""
+    views = settings.get("views", {})
+    return {name: value for name, value in {**settings, **views}.items() if name != "views"}
 
 
 def fit(
@@ -294,14 +301,20 @@ def fit(
     guard: Guard,
     unit: str = "images",
 ) -> None:
-    """The training itself; afterwards the method holds the trained weights."""
+    """The training itself; afterwards the method holds the trained weights.
+
+    Raises:
+        Stopped: by Ctrl-C or SIGTERM; a checkpoint is left, unless a second Ctrl-C came before it was written.
+    """
     epoch = len(stream)
     remaining = RemainingBatches(stream, method, recipe.epochs)
     images = isinstance(recipe, Recipe)
+    signals = Signals(tell=run is not None)
     checkpoints = Checkpoints(
         run,
         recorder,
         guard,
+        signals,
         resume=resume,
         batches_per_epoch=epoch,
         total=remaining.total,
@@ -343,10 +356,14 @@ def fit(
     )
     try:
         trainer.fit(method, remaining)
-    except SystemExit as stopped:
-        # Lightning turns Ctrl-C and SIGTERM into exits, the latter with code 0, as if the run had come to its end.
-        name = "SIGTERM" if isinstance(stopped, SIGTERMException) else "SIGINT"
-        raise KeyboardInterrupt(name) from stopped
+    except SystemExit as exit_:  # which Lightning makes of a second Ctrl-C, or of one before the first batch
+        words = "" if run is None else what_is_left(run)
+        raise Stopped(words, signals.noted or signal.SIGINT) from exit_
+    finally:
+        signals.leave()
+    if checkpoints.stopped or signals.noted:
+        words = f"stopped after batch {method.batches} of {remaining.total}; the same command with --resume goes on "
+        raise Stopped("" if run is None else f"{words}from there", signals.noted or signal.SIGTERM)
 
 
 def resolve_precision(recipe: Settings, device: torch.device) -> Literal["32-true", "bf16-mixed"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
@@ -397,6 +398,7 @@ def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device:
         num_workers=min(workers, _processors()),
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else the loader takes a number from the global one
+        worker_init_fn=_ignore_interrupts,
     )
     try:
         yield from loader
@@ -405,6 +407,11 @@ def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device:
         message = str(error).strip().splitlines()[-1].removeprefix("OSError: ")
     # Out here nothing holds on to the workers any more, and they are gone when the error is seen.
     raise OSError(message)
+
+
+def _ignore_interrupts(_: int) -> None:
+    """A terminal's Ctrl-C reaches workers too, but the batch under way needs them; their end is this process's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _why(path: Path) -> Skipped:

@@ -1,0 +1,84 @@
+"""Ctrl-C and SIGTERM in training: they are noted, and the run ends after the step under way, with a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from fmicl.runs import Run
+
+__all__ = ["Signals", "Stopped", "what_is_left"]
+
+
+class Stopped(KeyboardInterrupt):
+    """A training run was ended by Ctrl-C or SIGTERM.
+
+    Args:
+        words: what is left of it; "" where another process says so.
+        number: which of the two it was.
+    """
+
+    def __init__(self, words: str, number: int = signal.SIGINT) -> None:
+        super().__init__(words)
+        self.number = signal.Signals(number)
+
+
+def what_is_left(run: Run | None) -> str:
+    """In words, what ``--resume`` finds of a run that ended at any moment.
+
+    Example:
+        >>> what_is_left(None)
+        'stopped; nothing was saved yet: --resume starts again'
+    """
+    if run is None or not run.checkpoint.exists():
+        return "stopped; nothing was saved yet: --resume starts again"
+    return f"stopped; the same command with --resume goes on from the last checkpoint in {run.path}"
+
+
+class Signals:
+    """Notes Ctrl-C and SIGTERM where they would end the process; a second Ctrl-C does end it.
+
+    A handler of the caller's own is called as well, and a signal that is ignored stays so. Python allows handlers in
+    its main thread only: in others, nothing is noted.
+
+    Args:
+        tell: whether to say what a second Ctrl-C does.
+
+    Attributes:
+        noted: the signal that came first.
+    """
+
+    def __init__(self, *, tell: bool = True) -> None:
+        self.tell = tell
+        self.noted: signal.Signals | None = None
+        self._before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def listen(self) -> None:
+        """From now on."""
+        self._set({n: h if h is signal.SIG_IGN else self._note for n, h in self._before.items()})
+
+    def leave(self) -> None:
+        """Put back what was there when this was made."""
+        self._set(self._before)
+
+    @staticmethod
+    def _set(handlers: dict[int, Any]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                if handler is not None:  # not set by Python, which can't put it back
+                    signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        again = self.noted is not None
+        self.noted = self.noted or signal.Signals(number)
+        before = self._before[number]
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+        if number == signal.SIGINT and again:
+            raise KeyboardInterrupt
+        if number == signal.SIGINT and self.tell:
+            # print may be what was interrupted, and doesn't bear being called within itself
+            os.write(2, b"\nstopping after this step, with a checkpoint; Ctrl-C again stops at once\n")

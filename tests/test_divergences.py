@@ -238,6 +238,10 @@ def test_the_papers_vlc_penalty_is_a_misprint() -> None:
 
 
 class TestNames:
+    def test_a_function_is_told_where_to_go(self) -> None:
+        with pytest.raises(TypeError, match=r"fmicl\.Divergence\.from_generator\(f\)"):
+            fmicl.FMICLLoss(lambda u: u * u.log())  # type: ignore[arg-type]
+
     def test_unknown_says_the_near_ones(self) -> None:
         with pytest.raises(ValueError, match=r"unknown divergence 'hellinger'; did you mean 'squared_hellinger'\?"):
             fmicl.divergence("hellinger")

@@ -328,6 +328,22 @@ class TestFromGenerator:
         (grad,) = torch.autograd.grad(mine.penalty(r).sum(), r)
         assert grad.isfinite().all()
 
+    @pytest.mark.parametrize("name", NAMES)
+    def test_the_conjugate_takes_few_evaluations_of_f(self, name: str) -> None:
+        """A shifted loss asks for it in every pair, some ten times a step."""
+        calls: list[int] = []
+
+        def f(u: Tensor) -> Tensor:
+            calls.append(1)
+            return TABLE[name][0](u)
+
+        mine = Divergence.from_generator(f, name="mine")
+        calls.clear()
+        t = fmicl.divergence(name).score(torch.linspace(-8, 6, 999))  # float32, as in training
+        t = t[t < mine.supremum]
+        torch.testing.assert_close(mine.conjugate(t), fmicl.divergence(name).conjugate(t), rtol=1e-4, atol=1e-5)
+        assert len(calls) <= 10
+
     def test_above_the_domain_is_infinite(self) -> None:
         mine = Divergence.from_generator(TABLE["js"][0], name="mine")
         assert mine.conjugate(torch.tensor([0.5, 0.7, 9.0], dtype=F64)).isinf().tolist() == [False, True, True]

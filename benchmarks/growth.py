@@ -1,9 +1,9 @@
 """The picture of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
 
-    python benchmarks/growth.py results/loss-h200.json results/loss-h200-rivals.json results/loss-cpu.json
+    python benchmarks/growth.py results/loss-*.json
 
-Files of one device are put together. Tables go between the markers of the README that name the device; what is outside
-them stays as it is.
+Files of one device are put together, in whatever order they are named. Tables go between the markers of the README that
+name the device; what is outside them stays as it is.
 """
 
 from __future__ import annotations
@@ -90,39 +90,57 @@ def replace(text: str, name: str, content: str) -> str:
 
 
 def join(files: list[Data]) -> list[Data]:
-    """Put the files of one device together, the oldest first: a cell that was measured again is the newest one.
+    """Put the files of one device together, by what they hold and not by the order that they come in.
 
-    One that did not come to an end takes the place of one that there was no time for, and of no other. Which packages
-    there were may differ; the ones that everything runs on may not.
+    The file with the most cells says which rows there are, and the rate of its run is the one quoted. A cell that was
+    measured again is the newest one: one that did not come to an end takes the place of one that there was no time for,
+    and of no other. Which packages there were may differ; the ones that everything runs on may not.
 
     Raises:
         ValueError: if two files of a device are of different machines or versions.
     """
-    joined: dict[str, Data] = {}
+    devices: dict[str, list[Data]] = {}
+    for data in sorted(files, key=_age):
+        devices.setdefault(data["machine"]["device"], []).append(data)
+    return [_joined(devices[device]) for device in sorted(devices, reverse=True)]  # cuda, cpu
+
+
+def _age(data: Data) -> tuple[Any, ...]:
+    """The oldest first; of those put on record together, the fullest."""
+    machine = data["machine"]
+    return machine.get("recorded", machine["date"]), -len(data["cells"]), machine["command"]
+
+
+def _joined(files: list[Data]) -> Data:
+    """One measurement of several, the oldest first."""
+    base = max(reversed(files), key=lambda data: len(data["cells"]))  # of equals, the newest
+    versions: dict[str, str] = dict(base["machine"]["versions"])
+    newest: dict[tuple[Any, ...], Data] = {}
     for data in files:
-        first = joined.setdefault(data["machine"]["device"], data)
-        if first is data:
-            continue
-        one, other = first["machine"], data["machine"]
+        machine = data["machine"]
         for key in ("name", "dtype"):
-            if one.get(key) != other.get(key):
-                raise ValueError(f"two files of {other['device']} differ in {key} and can't be put together")
-        common = one["versions"].keys() & other["versions"].keys()
-        if any(one["versions"][name] != other["versions"][name] for name in common):
-            raise ValueError(f"two files of {other['device']} differ in versions and can't be put together")
-        one["versions"] |= other["versions"]
-        if data.get("sustained"):
-            first["sustained"] = data["sustained"]
-        one.setdefault("later", []).append({key: other[key] for key in ("date", "commit", "command")})
-        places = {_cell_key(cell): place for place, cell in enumerate(first["cells"])}
+            if machine.get(key) != base["machine"].get(key):
+                raise ValueError(f"two files of {machine['device']} differ in {key} and can't be put together")
+        if any(versions.get(name, version) != version for name, version in machine["versions"].items()):
+            raise ValueError(f"two files of {machine['device']} differ in versions and can't be put together")
+        versions |= machine["versions"]
         for cell in data["cells"]:
-            place = places.get(_cell_key(cell))
-            if place is None:
-                continue
-            missing = first["cells"][place]["status"].startswith("not run: out of time")
-            if cell["status"] == "ok" or (missing and not cell["status"].startswith("not run: out of time")):
-                first["cells"][place] = cell
-    return list(joined.values())
+            before = newest.setdefault(_cell_key(cell), cell)
+            if cell["status"] == "ok" or (_missing(before) and not _missing(cell)):
+                newest[_cell_key(cell)] = cell
+    others = [data["machine"] for data in files if data is not base]
+    later = [{key: machine[key] for key in ("date", "commit", "command")} for machine in others]
+    sustained = [data["sustained"] for data in files if data.get("sustained")]
+    return {
+        **base,
+        "machine": {**base["machine"], "versions": versions, "later": later},
+        "cells": [newest[_cell_key(cell)] for cell in base["cells"]],
+        "sustained": sustained[-1] if sustained else None,
+    }
+
+
+def _missing(cell: Data) -> bool:
+    return bool(cell["status"].startswith("not run: out of time"))
 
 
 def _cell_key(cell: Data) -> tuple[Any, ...]:

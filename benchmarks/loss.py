@@ -263,13 +263,15 @@ def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, 
             capture_output=True, text=True, cwd=HERE, check=False,
         )  # fmt: skip
         commit = found.stdout.strip() or "unknown"
+    now = datetime.datetime.now(datetime.UTC)
     return {
         "device": settings["device"],
         "name": torch.cuda.get_device_name() if cuda else processor(),
         "threads": torch.get_num_threads(),
         "dtype": "bfloat16" if cuda else "float32",
         "versions": versions,
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "date": now.strftime("%Y-%m-%d"),
+        "recorded": now.isoformat(timespec="seconds"),  # of two records of a cell, the later one counts
         "commit": commit,
         "command": shlex.join(["python", "benchmarks/loss.py", *sys.argv[1:]]),
         "quick": settings["quick"],

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -266,25 +269,45 @@ def test_the_summary_says_what_holds_the_rate_down() -> None:
 def test_cells_that_were_measured_again_are_the_newest() -> None:
     growth = module("growth")
 
-    def file(command: str, *cells: tuple[str, str, float]) -> dict[str, Any]:
+    def file(command: str, hour: int, *cells: tuple[str, str, float]) -> dict[str, Any]:
         machine = {
             "device": "cuda", "name": "x", "dtype": "y", "versions": {"torch": "1", command: "2"},
-            "date": "today", "commit": "abc", "command": command,
+            "date": "today", "recorded": f"today at {hour}", "commit": "abc", "command": command,
         }  # fmt: skip
         made = [{"kind": "time", "name": name, "status": status, "seconds": value} for name, status, value in cells]
         return {"machine": machine, "cells": made}
 
     late = "not run: out of time"
-    old = file("one", ("a", "ok", 1.0), ("b", late, 0.0), ("c", late, 0.0), ("d", "ok", 4.0))
-    new = file("two", ("a", "ok", 2.0), ("b", "oom", 0.0), ("c", late, 0.0), ("d", "oom", 0.0), ("e", "ok", 5.0))
-    (joined,) = growth.join([old, new])
-    assert [(cell["status"], cell["seconds"]) for cell in joined["cells"]] == [
-        ("ok", 2.0), ("oom", 0.0), (late, 0.0), ("ok", 4.0),
-    ]  # fmt: skip
-    assert joined["machine"]["versions"] == {"torch": "1", "one": "2", "two": "2"}
-    assert joined["machine"]["later"] == [{"date": "today", "commit": "abc", "command": "two"}]
+    old = file("one", 1, ("a", "ok", 1.0), ("b", late, 0.0), ("c", late, 0.0), ("d", "ok", 4.0))
+    new = file("two", 2, ("a", "ok", 2.0), ("b", "oom", 0.0), ("c", late, 0.0))
+    last = file("a third", 3, ("d", "oom", 0.0), ("e", "ok", 5.0))
+    for files in itertools.permutations([old, new, last]):
+        (joined,) = growth.join(list(files))
+        assert [(cell["status"], cell["seconds"]) for cell in joined["cells"]] == [
+            ("ok", 2.0), ("oom", 0.0), (late, 0.0), ("ok", 4.0),
+        ]  # fmt: skip
+        assert list(joined["machine"]["versions"]) == ["torch", "one", "two", "a third"]
+        assert [run["command"] for run in joined["machine"]["later"]] == ["two", "a third"]
     with pytest.raises(ValueError, match="differ in versions"):
         growth.join([old, {**new, "machine": {**new["machine"], "versions": {"torch": "2"}}}])
+
+
+def test_the_documented_command_makes_the_page_in_any_order_of_its_files(tmp_path: Path) -> None:
+    growth, tables = module("growth"), module("tables")
+    root, page = BENCHMARKS.parent, (BENCHMARKS / "README.md").read_text()
+    (documented,) = re.findall(r"^ +(python benchmarks/growth\.py .*)$", page, re.MULTILINE)
+    assert documented in str(growth.__doc__)  # what --help says
+    readme = tmp_path / "README.md"
+    command = documented.replace("python", shlex.quote(sys.executable), 1)
+    command += f" --readme {shlex.quote(str(readme))} --figure {shlex.quote(str(tmp_path / 'g.png'))}"
+    readme.write_text(re.sub(r"(<!-- begin (cuda|cpu|paper) -->).*?(?=<!-- end)", r"\1", page, flags=re.DOTALL))
+    subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True)
+    assert readme.read_text() == page
+    paths = sorted(root.glob(documented.split()[-1]))
+    assert len(paths) >= 5
+    for order in itertools.islice(itertools.permutations(paths), 120):
+        joined = growth.join([json.loads(path.read_text()) for path in order])
+        assert all(tables.render(data) in page for data in joined)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, its kernels are shown")

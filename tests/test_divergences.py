@@ -238,6 +238,10 @@ def test_the_papers_vlc_penalty_is_a_misprint() -> None:
 
 
 class TestNames:
+    def test_a_function_is_told_where_to_go(self) -> None:
+        with pytest.raises(TypeError, match=r"fmicl\.Divergence\.from_generator\(f\)"):
+            fmicl.FMICLLoss(lambda u: u * u.log())  # type: ignore[arg-type]
+
     def test_unknown_says_the_near_ones(self) -> None:
         with pytest.raises(ValueError, match=r"unknown divergence 'hellinger'; did you mean 'squared_hellinger'\?"):
             fmicl.divergence("hellinger")
@@ -323,6 +327,22 @@ class TestFromGenerator:
         assert mine.penalty(r).isfinite().all()
         (grad,) = torch.autograd.grad(mine.penalty(r).sum(), r)
         assert grad.isfinite().all()
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_the_conjugate_takes_few_evaluations_of_f(self, name: str) -> None:
+        """A shifted loss asks for it in every pair, some ten times a step."""
+        calls: list[int] = []
+
+        def f(u: Tensor) -> Tensor:
+            calls.append(1)
+            return TABLE[name][0](u)
+
+        mine = Divergence.from_generator(f, name="mine")
+        calls.clear()
+        t = fmicl.divergence(name).score(torch.linspace(-8, 6, 999))  # float32, as in training
+        t = t[t < mine.supremum]
+        torch.testing.assert_close(mine.conjugate(t), fmicl.divergence(name).conjugate(t), rtol=1e-4, atol=1e-5)
+        assert len(calls) <= 10
 
     def test_above_the_domain_is_infinite(self) -> None:
         mine = Divergence.from_generator(TABLE["js"][0], name="mine")

@@ -98,6 +98,15 @@ def test_the_last_step_counts_also_if_it_has_fewer_batches(
     assert "step 3 is exported" in capsys.readouterr().out
 
 
+def test_a_batch_that_does_not_fit_is_refused_before_there_is_a_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fmicl.memory.free_memory", lambda: 2**10)
+    with pytest.raises(ValueError, match=r"a batch of 8 .* a smaller --model or --length needs less as well"):
+        train_text(small(place), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(("model", "warned"), [("still", True), ("bert", False)])
 @pytest.mark.usefixtures("only_training")
 def test_a_model_without_dropout_is_warned_of(

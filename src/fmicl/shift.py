@@ -46,8 +46,13 @@ class ShiftedCritic:
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The cost and its derivative in z, by automatic differentiation."""
-        slope: Tensor = torch.func.grad(lambda value: self.penalty(value).sum())(z)
-        return self.penalty(z), slope
+
+        def total(value: Tensor) -> tuple[Tensor, Tensor]:
+            penalty = self.penalty(value)
+            return penalty.sum(), penalty
+
+        slope, penalty = torch.func.grad(total, has_aux=True)(z)
+        return penalty, slope
 
 
 @dataclass(frozen=True)

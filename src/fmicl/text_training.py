@@ -37,6 +37,7 @@ from fmicl.text_results import evaluate_text, note_scores, stsb_scorer
 from fmicl.training import (
     build_objective,
     certificate,
+    check_fits,
     check_same,
     describe,
     fit,
@@ -71,8 +72,8 @@ def train_text(
     Raises:
         FileExistsError: ``out`` exists.
         FileNotFoundError: the text, the model or the STS tasks aren't there.
-        ValueError: settings that don't go together, a file that can't be used, or a resumed run that was started with
-            others.
+        ValueError: settings that don't go together, a file that can't be used, a batch that doesn't fit into memory, or
+            a resumed run that was started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
         fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
     """
@@ -107,6 +108,8 @@ def train_text(
             if processes.rank == 0:
                 say(f"the run in {old.path} has ended already")
             return old if processes.rank == 0 else None
+        method = build_text_method(recipe, encoder, len(stream))
+        check_fits(recipe, method, lambda n: torch.zeros(n, stream.longest, dtype=torch.int32), device, processes)
         run = None
         if processes.rank == 0:
             run = open_folder(recipe, name, out, old, str(device), data, lambda then: text_changed(then, data))
@@ -118,7 +121,6 @@ def train_text(
                     "same, and the loss can only drive sentences apart. Its config.json is where to set it"
                 )
             report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
-        method = build_text_method(recipe, encoder, len(stream))
         scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)
         guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = TextRecorder(

@@ -20,13 +20,14 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
-from torch import nn
+from torch import Tensor, nn
 
 import fmicl
 from fmicl import Divergence, theory
 from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
+from fmicl.memory import check_memory, explained
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
 from fmicl.processes import Processes, check_batch, resolve_processes
@@ -66,7 +67,8 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
 
     Raises:
         FileExistsError: ``out`` exists.
-        ValueError: settings that don't go together, or a resumed run that was started with others.
+        ValueError: settings that don't go together, a batch that doesn't fit into memory, or a resumed run that was
+            started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
         fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
     """
@@ -85,6 +87,9 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             if processes.rank == 0:
                 say(f"the run in {old.path} has ended already")
             return old if processes.rank == 0 else None
+        method = build_method(recipe, encoder, len(stream))
+        shape = (len(recipe.views.mean), recipe.views.size, recipe.views.size)
+        check_fits(recipe, method, lambda n: torch.rand(n, *shape), device, processes)
         run = None
         if processes.rank == 0:
             run = open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed)
@@ -92,7 +97,6 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
             _report_unused_by(encoder, recipe, usual)
-        method = build_method(recipe, encoder, len(stream))
         guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = Recorder(
             run,
@@ -228,6 +232,17 @@ def _compiled(recipe: Settings, device: torch.device) -> bool:
     return recipe.compile == "on" or (recipe.compile == "auto" and device.type == "cuda")
 
 
+def check_fits(
+    recipe: Settings, method: Method, views: Callable[[int], Tensor], device: torch.device, processes: Processes
+) -> None:
+    """Refuse a batch that would end the run without a word: see :func:`fmicl.memory.check_memory`.
+
+    GPUs say so themselves, and what a compiled network keeps is the compiler's choice.
+    """
+    if device.type == "cpu" and not _compiled(recipe, device):
+        check_memory(recipe, method, views, processes, half=resolve_precision(recipe, device) == "bf16-mixed")
+
+
 def old_run(name: str, out: Path | None) -> Run | None:
     """What there is to go on with."""
     if out is None:
@@ -305,6 +320,7 @@ def fit(
 
     Raises:
         Stopped: by Ctrl-C or SIGTERM; a checkpoint is left, unless a second Ctrl-C came before it was written.
+        fmicl.memory.DoesNotFitError: the memory ran out.
     """
     epoch = len(stream)
     remaining = RemainingBatches(stream, method, recipe.epochs)
@@ -355,7 +371,8 @@ def fit(
         enable_model_summary=False,
     )
     try:
-        trainer.fit(method, remaining)
+        with explained(recipe):
+            trainer.fit(method, remaining)
     except SystemExit as exit_:  # which Lightning makes of a second Ctrl-C, or of one before the first batch
         words = "" if run is None else what_is_left(run)
         raise Stopped(words, signals.noted or signal.SIGINT) from exit_

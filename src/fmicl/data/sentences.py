@@ -82,7 +82,8 @@ class SentenceStream:
             )
         self.sentences, self.batch_size, self.length = sentences, batch_size, length
         self.seed, self.device, self.rank, self.world_size = seed, torch.device(device), rank, world_size
-        self.width = padded_width(int(np.diff(sentences.offsets).max()), length) if fixed else None
+        self.longest = padded_width(int(np.diff(sentences.offsets).max()), length)  # L of the widest batch
+        self.width = self.longest if fixed else None
         self.epoch, self.batch = 0, 0
 
     def __len__(self) -> int:

@@ -72,7 +72,7 @@ def divergence(name: str | Divergence, **parameters: float) -> Divergence:
 
     Raises:
         ValueError: for an unknown name, with the near ones, or a parameter out of range.
-        TypeError: for a parameter that this divergence doesn't have.
+        TypeError: for a parameter that this divergence doesn't have, or a function in place of a name.
 
     Example:
         >>> divergence("tsallis", order=2.0)
@@ -82,6 +82,8 @@ def divergence(name: str | Divergence, **parameters: float) -> Divergence:
         if parameters:
             raise TypeError(f"{name!r} is a divergence already and takes no parameters, got {sorted(parameters)}")
         return name
+    if callable(name):
+        raise TypeError("a function is no divergence yet: fmicl.Divergence.from_generator(f) makes one of a convex f")
     kind = _KNOWN.get(name)
     if kind is None:
         near = difflib.get_close_matches(str(name).lower().replace("-", "_"), _KNOWN, n=3, cutoff=0.5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend, interpreting
-from fmicl.pairs import normalise
+from fmicl.numerics import normalise
 from fmicl.shift import ShiftedCritic
 
 F64 = torch.float64
@@ -421,3 +423,11 @@ def test_a_gradient_that_is_one_number_for_all_rows_is_left_alone() -> None:
     one, _, distances = kernels.apart(x, y)
     (one.sum() + distances.sum()).backward()
     torch.testing.assert_close(x.grad, torch.full((4, 2), 3.0))
+
+
+def test_the_kernels_import_from_the_rooms_below_them_alone() -> None:
+    below = {"checks", "divergences", "kernels", "numerics", "similarities", "special", "theory"}
+    for path in Path(kernels.__file__).parent.glob("*.py"):
+        imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        ours = [node.module for node in imported if node.module is not None and node.module.startswith("fmicl")]
+        assert {module.split(".")[1] for module in ours} <= below, path.name

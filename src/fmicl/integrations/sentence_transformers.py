@@ -17,7 +17,8 @@ import fmicl
 from fmicl.checks import Negatives
 from fmicl.divergences import Divergence
 from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
-from fmicl.pairs import Block, Pairs, normalise
+from fmicl.numerics import normalise
+from fmicl.pairs import Block, Pairs
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

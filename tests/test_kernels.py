@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmicl
 from fmicl import kernels
@@ -17,7 +19,7 @@ from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend, interpreting
-from fmicl.numerics import normalise
+from fmicl.numerics import exact_matmul, normalise
 from fmicl.shift import ShiftedCritic
 
 F64 = torch.float64
@@ -155,8 +157,6 @@ class TestPairs:
 
     def test_memory_does_not_grow_with_n_squared(self) -> None:
         """No tensor of more than a tile's size is made: seen by what goes through the dispatcher."""
-        from torch.utils._python_dispatch import TorchDispatchMode
-
         largest = 0
 
         class Watch(TorchDispatchMode):
@@ -173,6 +173,70 @@ class TestPairs:
             for loss in (fmicl.FMICLLoss("js"), fmicl.InfoNCELoss(), fmicl.FMICLLoss("js", shift="optimal")):
                 loss(x, y).backward()
         assert largest <= tiled._CPU_TILE**2
+
+
+class TestTF32:
+    """Training lets torch round float32 products (to TF32 on a GPU, to bfloat16 on some CPUs): not those of a loss."""
+
+    @pytest.fixture(autouse=True)
+    def rounding(self) -> Iterator[None]:
+        torch.set_float32_matmul_precision("medium")
+        yield
+        assert self.setting() == "bf16"
+        torch.set_float32_matmul_precision("highest")
+
+    def setting(self) -> str:
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("kernel", ["tiled", "reference"])
+    @pytest.mark.parametrize("name", ["kl", "infonce", "own", "shifted"])
+    def test_products_of_a_loss_are_exact(self, name: str, kernel: Kernel) -> None:
+        seen: list[str] = []
+        setting = self.setting
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+                    seen.append(setting())
+                return func(*args, **(kwargs or {}))
+
+        own = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="own")
+        made = {
+            "own": fmicl.FMICLLoss(own, kernel=kernel),
+            "shifted": fmicl.FMICLLoss("js", shift="optimal", kernel=kernel),
+        }
+        loss = made.get(name) or make(name, "both", kernel)
+        x, y = rows(20, 7).requires_grad_(), rows(20, 7, 1).requires_grad_()
+        with Watch():  # type: ignore[no-untyped-call]
+            value = loss(x, y)
+            forward = len(seen)
+            value.backward()
+        assert forward > 0
+        if kernel == "reference" or name == "infonce":  # the others have their gradient before it is asked for
+            assert len(seen) > forward
+        assert set(seen) == {"ieee"}
+
+    def test_the_guard_of_a_gpu(self) -> None:
+        matmul = torch.backends.cuda.matmul
+        assert matmul.fp32_precision == "tf32"
+        with exact_matmul(torch.device("cuda", 0)):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+
+    def test_the_reference_keeps_all_its_derivatives(self) -> None:
+        x, y = rows(5, 3, 0, F64), rows(5, 3, 1, F64)
+        module = fmicl.FMICLLoss("js", kernel="reference")
+
+        def loss(x: Tensor) -> Tensor:
+            value: Tensor = module(x, y)
+            return value
+
+        slope = torch.func.grad(loss)(x)
+        along = torch.func.jvp(loss, (x,), (y,))[1]
+        torch.testing.assert_close(along, (slope * y).sum())
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(torch.stack([x, y]))[0], slope)
+        compiled = torch.compile(loss, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), loss(x))
 
 
 class TestLogSumExp:

@@ -32,7 +32,8 @@ class Options(TypedDict, total=False):
     """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
     precision: Precision
     """Of the Triton kernel. "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for half-precision
-    input and high otherwise. The other kernels are always float32 or wider."""
+    input and high otherwise. The other kernels are always float32 or wider, TF32
+    excluded, whatever torch is set to."""
     gather: bool
     """Where several processes run: take negatives from all of them (default), or False to keep to one's own.
     Explicit negatives are taken as they are given on each process."""

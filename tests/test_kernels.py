@@ -175,6 +175,22 @@ class TestPairs:
         assert largest <= tiled._CPU_TILE**2
 
 
+@pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("name", ["kl", "infonce", "align_uniform", "spectral"])
+def test_no_number_is_copied_to_the_device(name: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is recorded as a CUDA graph can't wait for one: every constant is made where it is used."""
+    monkeypatch.setattr("fmicl.kernels.triton._SIDE", 128)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            assert func.overloadpacket.__name__ != "lift_fresh", "torch.tensor or new_tensor of a number"
+            return func(*args, **(kwargs or {}))
+
+    x, y = (rows(130, 520, seed).bfloat16().requires_grad_() for seed in (0, 1))
+    with Watch():  # type: ignore[no-untyped-call]
+        make(name, None if name == "kl" else "both", kernel)(x, y).backward()
+
+
 class TestTF32:
     """Training lets torch round float32 products (to TF32 on a GPU, to bfloat16 on some CPUs): not those of a loss."""
 

@@ -56,7 +56,7 @@ class _Tiles:
 
     def __init__(self, x: Tensor, tile: int, offset: float, scale: float) -> None:
         self.buffer = x.new_empty(tile * tile)
-        self.offset = x.new_tensor(offset)
+        self.offset = x.new_full((), offset)  # made on the device: nothing may be copied while a graph is recorded
         self.scale = scale
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:

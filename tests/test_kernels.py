@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,47 @@ def test_no_number_is_copied_to_the_device(name: str, kernel: Kernel, monkeypatc
     x, y = (rows(130, 520, seed).bfloat16().requires_grad_() for seed in (0, 1))
     with Watch():  # type: ignore[no-untyped-call]
         make(name, None if name == "kl" else "both", kernel)(x, y).backward()
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+class TestAlike:
+    """Rows that are all alike, at right angles or zero, in tiles of 128 columns: penalties that are products meet 2^128."""
+
+    @staticmethod
+    def check(loss: functools.partial[fmicl.FMICLLoss], x: Tensor, negatives: Tensor | None = None) -> None:
+        results = []
+        for kernel in ("triton", "tiled"):
+            leaf = x.bfloat16().requires_grad_()
+            value = loss(kernel=kernel)(leaf, leaf, None if negatives is None else negatives.bfloat16())
+            value.backward()
+            assert leaf.grad is not None
+            results.append((value.detach(), leaf.grad))
+        torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(results[0][1], results[1][1], rtol=2e-2, atol=1e-3)
+
+    @pytest.mark.parametrize("case", ["identical", "at right angles", "zero"])
+    @pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_every_divergence(self, name: str, similarity: str, case: str) -> None:
+        x, other = torch.eye(16)[:1].expand(2, 16), torch.zeros(128, 16)
+        if case != "zero":
+            other[:, 0 if case == "identical" else 1] = 1
+        self.check(functools.partial(fmicl.FMICLLoss, name, similarity=similarity), x, other)
+
+    @pytest.mark.parametrize("d", [300, 520])
+    def test_tiles_of_every_shape(self, d: int) -> None:
+        x = torch.zeros(2, d)
+        self.check(functools.partial(fmicl.FMICLLoss, "js", similarity="cosine"), x, x[:1].expand(128, d))
+
+    def test_of_a_batch(self) -> None:
+        js = fmicl.divergence("js").weighted(3.0)
+        self.check(functools.partial(fmicl.FMICLLoss, js, mu=3.0), torch.eye(16)[:1].expand(130, 16))
+
+    def test_a_number_that_is_none_is_still_seen(self) -> None:
+        x, other = rows(2, 16).bfloat16(), rows(128, 16, 1).bfloat16()
+        other[50, 3] = torch.nan
+        assert fmicl.FMICLLoss("js", kernel="triton", normalised=True)(x, x.clone(), other).isnan()
 
 
 class TestTF32:

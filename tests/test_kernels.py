@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmicl
 from fmicl import kernels
+from fmicl.divergences import KL
 from fmicl.kernels import Kernel, PairFunction, Square, reference, tiled
 from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
@@ -29,6 +30,23 @@ SIZES = [(2, 1), (3, 2), (17, 5), (64, 16), (130, 33), (200, 128)]
 needs_triton = pytest.mark.skipif(
     not (interpreting() or torch.cuda.is_available()), reason="Triton has neither a GPU nor its interpreter"
 )
+
+
+class HalfPenalty(KL):
+    """KL, less by half of its penalty."""
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class HalfWithSlope(HalfPenalty):
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class HalfInPublic(KL):
+    def penalty(self, r: Tensor | float) -> Tensor:
+        return super().penalty(r) / 2
 
 
 def rows(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -195,7 +213,7 @@ def test_no_number_is_copied_to_the_device(name: str, kernel: Kernel, monkeypatc
 @needs_triton
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 class TestAlike:
-    """Rows that are all alike, at right angles or zero, in tiles of 128 columns: penalties that are products meet 2^128."""
+    """Rows alike, at right angles or zero, in tiles of 128 columns: penalties that are products meet 2^128."""
 
     @staticmethod
     def check(loss: functools.partial[fmicl.FMICLLoss], x: Tensor, negatives: Tensor | None = None) -> None:
@@ -377,6 +395,48 @@ class TestLosses:
         torch.testing.assert_close(fmicl.FMICLLoss(mine)(x, y), fmicl.FMICLLoss("kl")(x, y))
         with pytest.raises(ValueError, match=r"no program for .*; kernel='auto' or 'tiled'"):
             TritonBackend(False).pair_symmetric(x, critic, True)
+
+    @pytest.mark.parametrize("kind", [HalfPenalty, HalfWithSlope, HalfInPublic])
+    def test_a_subclass_is_a_divergence_of_ones_own(self, kind: type[fmicl.Divergence]) -> None:
+        """It has neither the kernel of the known one nor the slope of its penalty."""
+        for mine in (kind(), kind().weighted(2.0)):
+            critic = fmicl.Gaussian().critic(mine, 3)
+            assert lower(critic) is None
+            with pytest.raises(ValueError, match="no program for"):
+                TritonBackend(True).pair_symmetric(rows(9, 3), critic, True)
+        x, y = rows(9, 3), rows(9, 3, 1)
+        results = []
+        for kernel in ("reference", "tiled", "auto"):
+            leaf = x.clone().requires_grad_()
+            value = fmicl.FMICLLoss(kind(), kernel=kernel)(leaf, y)
+            value.backward()
+            assert leaf.grad is not None
+            results.append((value.detach(), leaf.grad))
+        terms = fmicl.functional.fmicl_terms(x, y, "kl")
+        torch.testing.assert_close(results[0][0], terms.alignment + terms.uniformity / 2)
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0])
+
+    def test_the_shift_of_a_subclass_is_solved_for(self) -> None:
+        class Steeper(KL):
+            """2 u log u, by its derivative and its conjugate."""
+
+            def _derivative(self, u: Tensor) -> Tensor:
+                return 2 * super()._derivative(u)
+
+            def _score(self, r: Tensor) -> Tensor:
+                return 2 * super()._score(r)
+
+            def _conjugate(self, t: Tensor) -> Tensor:
+                return 2 * super()._conjugate(t / 2)
+
+            def _conjugate_derivative(self, t: Tensor) -> Tensor:
+                return super()._conjugate_derivative(t / 2)
+
+        x, y = rows(9, 3, 0, F64), rows(9, 3, 1, F64)
+        same = fmicl.Divergence.from_generator(lambda u: 2 * u * u.log(), name="same")
+        seen, wanted = (fmicl.FMICLLoss(kind, shift="optimal")(x, y) for kind in (Steeper(), same))
+        torch.testing.assert_close(seen, wanted)
 
     def test_without_gradients(self) -> None:
         x, y = rows(9, 3), rows(9, 3, 1)

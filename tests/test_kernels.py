@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fmicl
 from fmicl import kernels
 from fmicl.divergences import KL
-from fmicl.kernels import Kernel, PairFunction, Square, reference, tiled
+from fmicl.kernels import Kernel, PairFunction, Precision, Square, reference, tiled
 from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
@@ -343,9 +343,13 @@ class TestLogSumExp:
 LOSSES = [*NAMES, "infonce", "align_uniform", "spectral"]
 
 
-def make(name: str, negatives: str | None = None, kernel: str = "auto") -> torch.nn.Module:
+def make(
+    name: str, negatives: str | None = None, kernel: str = "auto", precision: Precision = "auto"
+) -> torch.nn.Module:
     """A loss by name, with its own choice of negatives unless told."""
-    options: dict[str, Any] = {"kernel": kernel} if negatives is None else {"kernel": kernel, "negatives": negatives}
+    options: dict[str, Any] = {"kernel": kernel, "precision": precision}
+    if negatives is not None:
+        options["negatives"] = negatives
     match name:
         case "infonce":
             return fmicl.InfoNCELoss(**options)
@@ -455,10 +459,34 @@ class TestLosses:
         total = kernels.pair_sum(x, None, FUNCTIONS["kl"], 0)
         assert total.dtype == torch.float32
 
-    def test_deterministic(self) -> None:
-        x, y = rows(700, 16), rows(700, 16, 1)
-        values = [fmicl.FMICLLoss("js", negatives="both")(x, y) for _ in range(3)]
-        assert values[0] == values[1] == values[2]
+    @pytest.mark.parametrize(
+        ("kernel", "precision", "n", "d"),
+        [
+            ("tiled", "auto", 900, 16),
+            *(
+                pytest.param("triton", precision, 150, d, marks=needs_triton)
+                for precision, d in (("fast", 16), ("fast", 520), ("high", 130))
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["kl", "infonce"])
+    def test_the_same_input_gives_the_same_bits(
+        self, name: str, kernel: Kernel, precision: Precision, n: int, d: int
+    ) -> None:
+        """As they are, and where torch is told to be deterministic: it then fills memory that nobody wrote with NaN."""
+        loss = make(name, "both", kernel, precision)
+        results = []
+        for told in (False, False, True):
+            torch.use_deterministic_algorithms(told)
+            try:
+                x, y = (3 * rows(n, d)).requires_grad_(), rows(n, d, 1).requires_grad_()
+                value = loss(x, y)
+                results.append((value.detach(), *torch.autograd.grad(value, (x, y))))
+            finally:
+                torch.use_deterministic_algorithms(False)
+        for seen in zip(*results, strict=True):
+            assert torch.equal(seen[0], seen[1])
+            assert torch.equal(seen[0], seen[2])
 
     @pytest.mark.parametrize(
         ("options", "message"),

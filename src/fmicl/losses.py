@@ -24,6 +24,8 @@ class FMICLLoss(nn.Module):
     bounded scores and forgive outliers; reverse KL and Neyman are there to be compared with, and fail
     (`fmicl.theory.uniformity` says why).
 
+    The same input gives the same bits of loss and gradient (`fmicl.kernels`).
+
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
         alpha: weight of the negative term; 40 for images and 409600 for text in the paper.

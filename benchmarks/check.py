@@ -1,4 +1,4 @@
-"""Is the Triton kernel right on this GPU? Every pair function and size against the dense reference in float64.
+"""Is the Triton kernel right on this GPU? Every pair function and size, and whole losses, against float64.
 
     python benchmarks/check.py --json results/check-h200.json      # a CUDA GPU: about two minutes, most of it compiling
     TRITON_INTERPRET=1 python benchmarks/check.py --quick          # without one, small sizes, in Triton's interpreter
@@ -15,6 +15,7 @@ import json
 import platform
 import shlex
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,16 @@ from fmicl.kernels.triton import TritonBackend
 
 SIZES = [(2, 1), (77, 5), (1000, 64), (3000, 128), (5000, 200), (3000, 512), (9000, 512), (1500, 2048)]
 QUICK = [(2, 1), (77, 5), (70, 200)]
-BOUNDS = {"fast": (1e-5, 5e-3), "high": (1e-5, 5e-6), "bfloat16": (1e-4, 1e-2)}
-"""Largest relative errors of loss and gradient."""
+BOUNDS = {
+    "fast": (1e-5, 5e-3),
+    "high": (1e-5, 5e-6),
+    "bfloat16": (1e-4, 1e-2),
+    "float32, any length": (1e-5, 1e-5),
+    "bfloat16, any length": (1e-3, 2e-2),
+    "float16, any length": (1e-3, 2e-2),
+    "text": (1e-4, 5e-3),
+}
+"""Largest relative errors of loss and gradient. Rows of any length are rounded to bfloat16 on the sphere, if at all."""
 
 
 def functions() -> dict[str, PairFunction]:
@@ -94,25 +103,85 @@ def check_both(n: int, d: int, mode: str, device: torch.device) -> dict[str, Any
     return {"what": "both sides", "n": n, "d": d, "mode": mode, "loss": loss, "gradient": max(errors)}
 
 
+LOSSES: dict[str, Callable[..., torch.nn.Module]] = {
+    "FMICLLoss": functools.partial(fmicl.FMICLLoss, "kl"),
+    "InfoNCELoss": fmicl.InfoNCELoss,
+    "AlignUniformLoss": fmicl.AlignUniformLoss,
+    "SpectralContrastiveLoss": fmicl.SpectralContrastiveLoss,
+}
+
+
 def check_half(name: str, n: int, d: int, device: torch.device) -> dict[str, Any]:
     """A whole loss on bfloat16 rows of the sphere; its gradient is bfloat16 as well, which is rounded once more."""
-    made: dict[str, Any] = {
-        "FMICLLoss": functools.partial(fmicl.FMICLLoss, "kl"),
-        "InfoNCELoss": fmicl.InfoNCELoss,
-        "AlignUniformLoss": fmicl.AlignUniformLoss,
-        "SpectralContrastiveLoss": fmicl.SpectralContrastiveLoss,
-    }
-    kernel = "triton" if device.type == "cuda" else "auto"
-    given = [rows(n, d, "fast", seed, device).bfloat16() for seed in (0, 1)]
-    leaves = [value.clone().requires_grad_() for value in given]
-    exact = [value.double().requires_grad_() for value in given]
-    seen = made[name](normalised=True, kernel=kernel)(*leaves)
-    true = made[name](normalised=True, kernel="reference")(*exact)
+    x, y = (rows(n, d, "fast", seed, device).bfloat16() for seed in (0, 1))
+    return check_loss(name, functools.partial(LOSSES[name], normalised=True), x, y, "bfloat16")
+
+
+def check_loss(
+    what: str,
+    loss: Callable[..., torch.nn.Module],
+    x: Tensor,
+    y: Tensor,
+    mode: str,
+    negatives: Tensor | None = None,
+    kernel: str = "triton",
+) -> dict[str, Any]:
+    """A whole loss of two views as they are given, and its gradient in both."""
+    leaves = [value.detach().requires_grad_() for value in (x, y)]
+    exact = [value.detach().double().requires_grad_() for value in (x, y)]
+    seen = loss(kernel=kernel)(*leaves, negatives=negatives)
+    true = loss(kernel="reference")(*exact, negatives=None if negatives is None else negatives.double())
     seen.backward()
     true.backward()
     errors = [relative(a.grad, b.grad) for a, b in zip(leaves, exact, strict=True) if b.grad is not None]  # type: ignore[arg-type]
-    loss = relative(seen.detach(), true.detach())
-    return {"what": name, "n": n, "d": d, "mode": "bfloat16", "loss": loss, "gradient": max(errors)}
+    value, (n, d) = relative(seen.detach(), true.detach()), x.shape
+    return {"what": what, "n": n, "d": d, "mode": mode, "loss": value, "gradient": max(errors)}
+
+
+def views(n: int, d: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two views as an encoder gives them, near each other; so short that float16 holds the gradient."""
+    generator = torch.Generator().manual_seed(2)
+    x = 0.02 * torch.randn(n, d, generator=generator)
+    y = x + 0.04 * torch.randn(n, d, generator=generator)
+    return x.to(device, dtype), y.to(device, dtype)
+
+
+def check_views(n: int, d: int, device: torch.device) -> list[dict[str, Any]]:
+    """Views of any length, in each type, contiguous or not: by way of the programs that put them onto the sphere."""
+    kl, sharp = LOSSES["FMICLLoss"], functools.partial(fmicl.InfoNCELoss, temperature=0.05)
+    found = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        mode = f"{str(dtype).removeprefix('torch.')}, any length"
+        x, y = views(n, d, dtype, device)
+        found.append(check_loss("FMICLLoss", kl, x, y, mode))
+        found.append(check_loss("InfoNCELoss, temperature 0.05", sharp, x, y, mode))
+        between = torch.stack([x, y], dim=2)
+        found.append(check_loss("FMICLLoss, strided", kl, between[:, :, 0], between[:, :, 1], mode))
+        found.append(check_loss("FMICLLoss, transposed", kl, x.T.contiguous().T, y.T.contiguous().T, mode))
+    return found
+
+
+def check_text(device: torch.device) -> list[dict[str, Any]]:
+    """The paper's setting for sentences, on rows with a coordinate that is large in all of them, as BERT has."""
+    x, y = views(64, 512, torch.float32, device)
+    x, y = ((value + 2 * torch.eye(512, device=device)[7]).bfloat16() for value in (x, y))
+    loss = functools.partial(fmicl.FMICLLoss, "kl", alpha=409600.0, gamma=20.0, precision="high")
+    return [
+        check_loss("FMICLLoss, sentences", loss, x, y, "text"),
+        check_loss("FMICLLoss, sentences, as trained", loss, x, y, "text", kernel="auto"),
+    ]
+
+
+def check_alike(n: int, d: int, m: int, device: torch.device) -> list[dict[str, Any]]:
+    """JS where all negatives are alike or at right angles: the products of its kernel are as large as they can be."""
+    x, y, other = (torch.eye(d, device=device, dtype=torch.bfloat16)[k].expand(n, d).contiguous() for k in range(3))
+    same, orthogonal = x[:1].expand(m, d).contiguous(), other[:1].expand(m, d).contiguous()
+    js = functools.partial(fmicl.FMICLLoss, "js", normalised=True)
+    cosine = functools.partial(js, similarity="cosine")
+    return [
+        check_loss("js, rows alike", js, x, y, "bfloat16", same),
+        check_loss("js, cosine, right angles", cosine, x, x, "bfloat16", orthogonal),
+    ]
 
 
 def main() -> int:
@@ -135,6 +204,10 @@ def main() -> int:
             found.append(check_pairs(name, function, 77 if options.quick else 1000, 64, mode, device))
     for name in ("AlignUniformLoss", "SpectralContrastiveLoss"):
         found.append(check_half(name, 77 if options.quick else 3000, 64, device))
+    n, d = (40, 24) if options.quick else (3000, 128)
+    found += check_views(n, d, device) + check_text(device)
+    for d in (64,) if options.quick else (64, 512, 1024):
+        found += check_alike(2 if options.quick else 300, d, 128 if options.quick else 1000, device)
     wrong = 0
     print("| what | N | d | mode | loss | gradient | |\n|---|---|---|---|---|---|---|")
     for row in found:

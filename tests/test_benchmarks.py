@@ -179,8 +179,15 @@ def test_the_check_of_the_kernel_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "check.json").read_text())["errors"]
     wanted = {"kl", "js, cosine", "square", "log-sum-exp", "both sides", "FMICLLoss", "SpectralContrastiveLoss"}
+    wanted |= {
+        "FMICLLoss, strided",
+        "FMICLLoss, sentences, as trained",
+        "js, rows alike",
+        "InfoNCELoss, temperature 0.05",
+    }
     assert {row["what"] for row in found} >= wanted
-    assert {row["mode"] for row in found} == {"fast", "high", "bfloat16"}
+    types = {f"{name}, any length" for name in ("float32", "bfloat16", "float16")}
+    assert {row["mode"] for row in found} == {"fast", "high", "bfloat16", "text"} | types
 
 
 def test_the_page_shows_what_was_measured_of_a_step() -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fmicl
 from fmicl import kernels
-from fmicl.kernels import Kernel, PairFunction, Square, reference, tiled
+from fmicl.divergences import KL
+from fmicl.kernels import Kernel, PairFunction, Precision, Square, reference, tiled
 from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend, interpreting
-from fmicl.pairs import normalise
+from fmicl.numerics import exact_matmul, normalise
 from fmicl.shift import ShiftedCritic
 
 F64 = torch.float64
@@ -24,6 +30,23 @@ SIZES = [(2, 1), (3, 2), (17, 5), (64, 16), (130, 33), (200, 128)]
 needs_triton = pytest.mark.skipif(
     not (interpreting() or torch.cuda.is_available()), reason="Triton has neither a GPU nor its interpreter"
 )
+
+
+class HalfPenalty(KL):
+    """KL, less by half of its penalty."""
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class HalfWithSlope(HalfPenalty):
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class HalfInPublic(KL):
+    def penalty(self, r: Tensor | float) -> Tensor:
+        return super().penalty(r) / 2
 
 
 def rows(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -153,8 +176,6 @@ class TestPairs:
 
     def test_memory_does_not_grow_with_n_squared(self) -> None:
         """No tensor of more than a tile's size is made: seen by what goes through the dispatcher."""
-        from torch.utils._python_dispatch import TorchDispatchMode
-
         largest = 0
 
         class Watch(TorchDispatchMode):
@@ -171,6 +192,127 @@ class TestPairs:
             for loss in (fmicl.FMICLLoss("js"), fmicl.InfoNCELoss(), fmicl.FMICLLoss("js", shift="optimal")):
                 loss(x, y).backward()
         assert largest <= tiled._CPU_TILE**2
+
+
+@pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("name", ["kl", "infonce", "align_uniform", "spectral"])
+def test_no_number_is_copied_to_the_device(name: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is recorded as a CUDA graph can't wait for one: every constant is made where it is used."""
+    monkeypatch.setattr("fmicl.kernels.triton._SIDE", 128)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            assert func.overloadpacket.__name__ != "lift_fresh", "torch.tensor or new_tensor of a number"
+            return func(*args, **(kwargs or {}))
+
+    x, y = (rows(130, 520, seed).bfloat16().requires_grad_() for seed in (0, 1))
+    with Watch():  # type: ignore[no-untyped-call]
+        make(name, None if name == "kl" else "both", kernel)(x, y).backward()
+
+
+@needs_triton
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+class TestAlike:
+    """Rows alike, at right angles or zero, in tiles of 128 columns: penalties that are products meet 2^128."""
+
+    @staticmethod
+    def check(loss: functools.partial[fmicl.FMICLLoss], x: Tensor, negatives: Tensor | None = None) -> None:
+        results = []
+        for kernel in ("triton", "tiled"):
+            leaf = x.bfloat16().requires_grad_()
+            value = loss(kernel=kernel)(leaf, leaf, None if negatives is None else negatives.bfloat16())
+            value.backward()
+            assert leaf.grad is not None
+            results.append((value.detach(), leaf.grad))
+        torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(results[0][1], results[1][1], rtol=2e-2, atol=1e-3)
+
+    @pytest.mark.parametrize("case", ["identical", "at right angles", "zero"])
+    @pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
+    @pytest.mark.parametrize("name", NAMES)
+    def test_every_divergence(self, name: str, similarity: str, case: str) -> None:
+        x, other = torch.eye(16)[:1].expand(2, 16), torch.zeros(128, 16)
+        if case != "zero":
+            other[:, 0 if case == "identical" else 1] = 1
+        self.check(functools.partial(fmicl.FMICLLoss, name, similarity=similarity), x, other)
+
+    @pytest.mark.parametrize("d", [300, 520])
+    def test_tiles_of_every_shape(self, d: int) -> None:
+        x = torch.zeros(2, d)
+        self.check(functools.partial(fmicl.FMICLLoss, "js", similarity="cosine"), x, x[:1].expand(128, d))
+
+    def test_of_a_batch(self) -> None:
+        js = fmicl.divergence("js").weighted(3.0)
+        self.check(functools.partial(fmicl.FMICLLoss, js, mu=3.0), torch.eye(16)[:1].expand(130, 16))
+
+    def test_a_number_that_is_none_is_still_seen(self) -> None:
+        x, other = rows(2, 16).bfloat16(), rows(128, 16, 1).bfloat16()
+        other[50, 3] = torch.nan
+        assert fmicl.FMICLLoss("js", kernel="triton", normalised=True)(x, x.clone(), other).isnan()
+
+
+class TestTF32:
+    """Training lets torch round float32 products (to TF32 on a GPU, to bfloat16 on some CPUs): not those of a loss."""
+
+    @pytest.fixture(autouse=True)
+    def rounding(self) -> Iterator[None]:
+        torch.set_float32_matmul_precision("medium")
+        yield
+        assert self.setting() == "bf16"
+        torch.set_float32_matmul_precision("highest")
+
+    def setting(self) -> str:
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("kernel", ["tiled", "reference"])
+    @pytest.mark.parametrize("name", ["kl", "infonce", "own", "shifted"])
+    def test_products_of_a_loss_are_exact(self, name: str, kernel: Kernel) -> None:
+        seen: list[str] = []
+        setting = self.setting
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+                    seen.append(setting())
+                return func(*args, **(kwargs or {}))
+
+        own = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="own")
+        made = {
+            "own": fmicl.FMICLLoss(own, kernel=kernel),
+            "shifted": fmicl.FMICLLoss("js", shift="optimal", kernel=kernel),
+        }
+        loss = made.get(name) or make(name, "both", kernel)
+        x, y = rows(20, 7).requires_grad_(), rows(20, 7, 1).requires_grad_()
+        with Watch():  # type: ignore[no-untyped-call]
+            value = loss(x, y)
+            forward = len(seen)
+            value.backward()
+        assert forward > 0
+        if kernel == "reference" or name == "infonce":  # the others have their gradient before it is asked for
+            assert len(seen) > forward
+        assert set(seen) == {"ieee"}
+
+    def test_the_guard_of_a_gpu(self) -> None:
+        matmul = torch.backends.cuda.matmul
+        assert matmul.fp32_precision == "tf32"
+        with exact_matmul(torch.device("cuda", 0)):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+
+    def test_the_reference_keeps_all_its_derivatives(self) -> None:
+        x, y = rows(5, 3, 0, F64), rows(5, 3, 1, F64)
+        module = fmicl.FMICLLoss("js", kernel="reference")
+
+        def loss(x: Tensor) -> Tensor:
+            value: Tensor = module(x, y)
+            return value
+
+        slope = torch.func.grad(loss)(x)
+        along = torch.func.jvp(loss, (x,), (y,))[1]
+        torch.testing.assert_close(along, (slope * y).sum())
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(torch.stack([x, y]))[0], slope)
+        compiled = torch.compile(loss, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), loss(x))
 
 
 class TestLogSumExp:
@@ -201,9 +343,13 @@ class TestLogSumExp:
 LOSSES = [*NAMES, "infonce", "align_uniform", "spectral"]
 
 
-def make(name: str, negatives: str | None = None, kernel: str = "auto") -> torch.nn.Module:
+def make(
+    name: str, negatives: str | None = None, kernel: str = "auto", precision: Precision = "auto"
+) -> torch.nn.Module:
     """A loss by name, with its own choice of negatives unless told."""
-    options: dict[str, Any] = {"kernel": kernel} if negatives is None else {"kernel": kernel, "negatives": negatives}
+    options: dict[str, Any] = {"kernel": kernel, "precision": precision}
+    if negatives is not None:
+        options["negatives"] = negatives
     match name:
         case "infonce":
             return fmicl.InfoNCELoss(**options)
@@ -254,6 +400,48 @@ class TestLosses:
         with pytest.raises(ValueError, match=r"no program for .*; kernel='auto' or 'tiled'"):
             TritonBackend(False).pair_symmetric(x, critic, True)
 
+    @pytest.mark.parametrize("kind", [HalfPenalty, HalfWithSlope, HalfInPublic])
+    def test_a_subclass_is_a_divergence_of_ones_own(self, kind: type[fmicl.Divergence]) -> None:
+        """It has neither the kernel of the known one nor the slope of its penalty."""
+        for mine in (kind(), kind().weighted(2.0)):
+            critic = fmicl.Gaussian().critic(mine, 3)
+            assert lower(critic) is None
+            with pytest.raises(ValueError, match="no program for"):
+                TritonBackend(True).pair_symmetric(rows(9, 3), critic, True)
+        x, y = rows(9, 3), rows(9, 3, 1)
+        results = []
+        for kernel in ("reference", "tiled", "auto"):
+            leaf = x.clone().requires_grad_()
+            value = fmicl.FMICLLoss(kind(), kernel=kernel)(leaf, y)
+            value.backward()
+            assert leaf.grad is not None
+            results.append((value.detach(), leaf.grad))
+        terms = fmicl.functional.fmicl_terms(x, y, "kl")
+        torch.testing.assert_close(results[0][0], terms.alignment + terms.uniformity / 2)
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0])
+
+    def test_the_shift_of_a_subclass_is_solved_for(self) -> None:
+        class Steeper(KL):
+            """2 u log u, by its derivative and its conjugate."""
+
+            def _derivative(self, u: Tensor) -> Tensor:
+                return 2 * super()._derivative(u)
+
+            def _score(self, r: Tensor) -> Tensor:
+                return 2 * super()._score(r)
+
+            def _conjugate(self, t: Tensor) -> Tensor:
+                return 2 * super()._conjugate(t / 2)
+
+            def _conjugate_derivative(self, t: Tensor) -> Tensor:
+                return super()._conjugate_derivative(t / 2)
+
+        x, y = rows(9, 3, 0, F64), rows(9, 3, 1, F64)
+        same = fmicl.Divergence.from_generator(lambda u: 2 * u * u.log(), name="same")
+        seen, wanted = (fmicl.FMICLLoss(kind, shift="optimal")(x, y) for kind in (Steeper(), same))
+        torch.testing.assert_close(seen, wanted)
+
     def test_without_gradients(self) -> None:
         x, y = rows(9, 3), rows(9, 3, 1)
         with torch.no_grad():
@@ -271,10 +459,34 @@ class TestLosses:
         total = kernels.pair_sum(x, None, FUNCTIONS["kl"], 0)
         assert total.dtype == torch.float32
 
-    def test_deterministic(self) -> None:
-        x, y = rows(700, 16), rows(700, 16, 1)
-        values = [fmicl.FMICLLoss("js", negatives="both")(x, y) for _ in range(3)]
-        assert values[0] == values[1] == values[2]
+    @pytest.mark.parametrize(
+        ("kernel", "precision", "n", "d"),
+        [
+            ("tiled", "auto", 900, 16),
+            *(
+                pytest.param("triton", precision, 150, d, marks=needs_triton)
+                for precision, d in (("fast", 16), ("fast", 520), ("high", 130))
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["kl", "infonce"])
+    def test_the_same_input_gives_the_same_bits(
+        self, name: str, kernel: Kernel, precision: Precision, n: int, d: int
+    ) -> None:
+        """As they are, and where torch is told to be deterministic: it then fills memory that nobody wrote with NaN."""
+        loss = make(name, "both", kernel, precision)
+        results = []
+        for told in (False, False, True):
+            torch.use_deterministic_algorithms(told)
+            try:
+                x, y = (3 * rows(n, d)).requires_grad_(), rows(n, d, 1).requires_grad_()
+                value = loss(x, y)
+                results.append((value.detach(), *torch.autograd.grad(value, (x, y))))
+            finally:
+                torch.use_deterministic_algorithms(False)
+        for seen in zip(*results, strict=True):
+            assert torch.equal(seen[0], seen[1])
+            assert torch.equal(seen[0], seen[2])
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -421,3 +633,11 @@ def test_a_gradient_that_is_one_number_for_all_rows_is_left_alone() -> None:
     one, _, distances = kernels.apart(x, y)
     (one.sum() + distances.sum()).backward()
     torch.testing.assert_close(x.grad, torch.full((4, 2), 3.0))
+
+
+def test_the_kernels_import_from_the_rooms_below_them_alone() -> None:
+    below = {"checks", "divergences", "kernels", "numerics", "similarities", "special", "theory"}
+    for path in Path(kernels.__file__).parent.glob("*.py"):
+        imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        ours = [node.module for node in imported if node.module is not None and node.module.startswith("fmicl")]
+        assert {module.split(".")[1] for module in ours} <= below, path.name

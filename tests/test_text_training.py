@@ -34,6 +34,7 @@ from fmicl.text_models import build_sentence_encoder
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 from fmicl.text_results import evaluate_text, stsb_scorer
 from fmicl.text_training import build_text_method, train_text
+from fmicl.training import build_objective
 from test_sts import write_sts
 from tiny_bert import SENTENCES, tiny_bert
 
@@ -49,6 +50,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("\n".join(SENTENCES) + "\n\n")
     write_sts(folder / "sts")
     return folder
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_loss_of_sentences_is_in_float32_and_that_of_images_as_it_comes(objective: Any) -> None:
+    for negatives in ("auto", "cross"):
+        assert build_objective(TextRecipe(objective=objective, negatives=negatives)).options == {"precision": "high"}
+        images = dataclasses.replace(RECIPES["cifar10"].recipe, objective=objective, negatives=negatives)
+        assert build_objective(images).options == {}
 
 
 def small(place: Path, **changes: Any) -> TextRecipe:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from fmicl.numerics import exact_matmul
 
 __all__ = [
     "Neighbours",
@@ -49,22 +50,6 @@ class PairDistances(NamedTuple):
     """(N,) distances of the positive pairs."""
     negative: Tensor
     """(M,) distances of (a sample of) the negative pairs."""
-
-
-@contextmanager
-def exact_matmul(device: torch.device) -> Iterator[None]:
-    """Full float32 matrix products inside, whatever training has set: no autocast, no TF32.
-
-    Measurements should not depend on the precision that a run was trained with.
-    """
-    backend = torch.backends.cuda.matmul
-    before = backend.fp32_precision
-    try:
-        backend.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        backend.fp32_precision = before
 
 
 def matrix(x: Tensor, name: str) -> Tensor:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fmicl._logistic import LogisticRegression
-from fmicl.analysis import exact_matmul, matrix, stream_neighbours
+from fmicl.analysis import matrix, stream_neighbours
+from fmicl.numerics import exact_matmul
 
 __all__ = [
     "LinearProbeResult",

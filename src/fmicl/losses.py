@@ -24,8 +24,9 @@ class FMICLLoss(nn.Module):
     bounded scores and forgive outliers; reverse KL and Neyman are there to be compared with, and fail
     (`fmicl.theory.uniformity` says why).
 
-    Within torch.func's transforms (grad, hessian, vmap) "auto" is the dense kernel "reference", the only one that they
-    go through; `shift="optimal"` goes with KL alone there.
+    The same input gives the same bits of loss and gradient (`fmicl.kernels`). Within torch.func's transforms (grad,
+    hessian, vmap) "auto" is the dense kernel "reference", the only one that they go through; `shift="optimal"` goes
+    with KL alone there.
 
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.

@@ -15,9 +15,10 @@ from fmicl import kernels
 from fmicl.checks import Negatives, require_mode
 from fmicl.divergences import KL
 from fmicl.kernels import Kernel, PairFunction, Precision, World
+from fmicl.numerics import normalise
 from fmicl.similarities import Critic
 
-__all__ = ["Options", "Pairs", "check_options", "normalise", "options_words"]
+__all__ = ["Options", "Pairs", "check_options", "options_words"]
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
@@ -33,7 +34,8 @@ class Options(TypedDict, total=False):
     """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
     precision: Precision
     """Of the Triton kernel. "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for half-precision
-    input and high otherwise. The other kernels are always float32 or wider."""
+    input and high otherwise. The other kernels are always float32 or wider, TF32
+    excluded, whatever torch is set to."""
     gather: bool
     """Where several processes run: take negatives from all of them (default), or False to keep to one's own.
     Explicit negatives are taken as they are given on each process."""
@@ -241,22 +243,6 @@ class Pairs:
         return kernels.row_logsumexp(
             block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
         )
-
-
-def normalise(x: Tensor) -> Tensor:
-    """Rows of x divided by their length. A zero row stays zero, with a finite gradient.
-
-    Example:
-        >>> import torch
-        >>> normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-        tensor([[0.6000, 0.8000],
-                [0.0000, 0.0000]])
-    """
-    # by the largest entry first: squares of very small or large ones leave the type
-    largest = x.detach().abs().amax(dim=-1, keepdim=True)
-    x = x / torch.where(largest > 0, largest, 1.0)
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(length > 0, length, 1.0)
 
 
 def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tensor]) -> None:

@@ -142,21 +142,29 @@ def build_objective(recipe: Settings) -> nn.Module:
         >>> from fmicl.recipes import RECIPES
         >>> build_objective(RECIPES["cifar10"].recipe).alpha
         40.0
+        >>> from fmicl.text_recipes import TEXT_RECIPES
+        >>> build_objective(TEXT_RECIPES["wikipedia"].recipe).options
+        {'precision': 'high'}
     """
     divergence = build_divergence(recipe)
-    mode: dict[str, Any] = {"negatives": recipe.negatives}
-    if recipe.negatives == "auto":
+    text = recipe.kind == "text"
+    options: dict[str, Any] = {}
+    if recipe.negatives != "auto":
+        options["negatives"] = recipe.negatives
+    elif recipe.method == "mocov3" or (text and recipe.objective == "infonce"):
         # SimCSE compares each first view with all second ones, where SimCLR takes all views of the batch.
-        simcse = recipe.kind == "text" and recipe.objective == "infonce"
-        mode = {"negatives": "cross"} if recipe.method == "mocov3" or simcse else {}
+        options["negatives"] = "cross"
+    if text:
+        # At gamma = 20, rounding inner products to bfloat16 puts u, and the gradient, off by several percent.
+        options["precision"] = "high"
     if recipe.objective == "infonce":
-        return fmicl.InfoNCELoss(temperature=recipe.temperature, **mode)
+        return fmicl.InfoNCELoss(temperature=recipe.temperature, **options)
     if recipe.objective == "align_uniform":
-        return fmicl.AlignUniformLoss(gamma=recipe.uniformity_gamma, weight=recipe.uniformity_weight, **mode)
+        return fmicl.AlignUniformLoss(gamma=recipe.uniformity_gamma, weight=recipe.uniformity_weight, **options)
     if recipe.objective == "spectral":
         if isinstance(recipe.mu, str):
             raise ValueError("mu='normalised' is a setting of the fmicl objective; spectral takes a number")
-        return fmicl.SpectralContrastiveLoss(mu=recipe.mu, **mode)
+        return fmicl.SpectralContrastiveLoss(mu=recipe.mu, **options)
     return fmicl.FMICLLoss(
         divergence,
         alpha=recipe.alpha,
@@ -164,7 +172,7 @@ def build_objective(recipe: Settings) -> nn.Module:
         mu=recipe.mu,
         similarity=recipe.similarity,
         shift=recipe.shift,
-        **mode,
+        **options,
     )
 
 

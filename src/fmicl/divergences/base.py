@@ -29,6 +29,9 @@ class Divergence(ABC):
     Tensors of any shape go in and come out; float16 and bfloat16 are computed, and returned, in
     float32, as autocast does for exp and log. Every method is differentiable.
 
+    A subclass of a known one may redefine its penalty (`_penalty`); it is then computed as a divergence of one's own
+    is, and never by a shortcut of the known one.
+
     Attributes:
         name: as in `divergence(name)`.
         formula: f(u), for people.
@@ -47,6 +50,15 @@ class Divergence(ABC):
     formula: str
     supremum: float
     closed_form: bool
+
+    def __init_subclass__(cls) -> None:
+        """A penalty that a subclass redefines has its own slope: by automatic differentiation, unless it is given."""
+        super().__init_subclass__()
+        own = vars(cls).keys()
+        if own & {"_penalty", "penalty"} and not own & {"_penalty_slope", "penalty_slope"}:
+            cls._penalty_slope = Divergence._derived_slope  # type: ignore[method-assign]
+        if own & {"_penalty", "penalty", "_penalty_slope", "penalty_slope"} and "_penalty_and_slope" not in own:
+            cls._penalty_and_slope = Divergence._penalty_and_slope  # type: ignore[method-assign]
 
     def f(self, u: Tensor | float) -> Tensor:
         """The generator f(u); +inf for u < 0, where a density ratio can't be."""
@@ -177,7 +189,11 @@ class Divergence(ABC):
     def _relative_curvature(self, r: Tensor) -> Tensor: ...
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        return self._penalty(r), self._penalty_slope(r)
+        return self.penalty(r), self.penalty_slope(r)
+
+    def _derived_slope(self, r: Tensor) -> Tensor:
+        slope: Tensor = torch.func.grad(lambda value: self.penalty(value).sum())(r)
+        return slope
 
 
 @dataclass(frozen=True)
@@ -229,13 +245,13 @@ class Weighted(Divergence):
         return self.alpha * self.base._conjugate_derivative(t)
 
     def _score(self, r: Tensor) -> Tensor:
-        return self.base._score(r - math.log(self.alpha))
+        return self.base.score(r - math.log(self.alpha))
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return self.alpha * self.base._penalty(r - math.log(self.alpha)) + self.constant
+        return self.alpha * self.base.penalty(r - math.log(self.alpha)) + self.constant
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
-        return self.alpha * self.base._penalty_slope(r - math.log(self.alpha))
+        return self.alpha * self.base.penalty_slope(r - math.log(self.alpha))
 
     def _relative_curvature(self, r: Tensor) -> Tensor:
         return self.base._relative_curvature(r - math.log(self.alpha))

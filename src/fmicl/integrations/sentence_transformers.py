@@ -18,7 +18,8 @@ from fmicl.checks import Negatives
 from fmicl.divergences import Divergence
 from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
 from fmicl.kernels import world_of
-from fmicl.pairs import Block, Pairs, normalise
+from fmicl.numerics import normalise
+from fmicl.pairs import Block, Pairs
 from fmicl.similarities import Gaussian, Similarity
 
 if TYPE_CHECKING:

@@ -80,11 +80,14 @@ def times(a, b):
 def total_of(penalty, z, KIND: tl.constexpr):
     """Sum of the penalties of each row of a tile.
 
-    The logarithms of "js" are taken of whole products: each factor lies between 1 and 2, so a product over a tile of
-    up to 128 columns stays finite, and one logarithm does for all of them.
+    The logarithms of "js" are taken of whole products, one for all columns of a tile. Each factor lies between 1 and 2,
+    so of 128 columns a product is infinite only where all factors are 2, at 2^128: what stands for it is the number
+    before, whose logarithm is rounded to 128. (A minimum would do away with NaN too.)
     """
     if KIND == "js":
+        tl.static_assert(penalty.shape[1] <= 128)
         product = tl.reduce(penalty, 1, times)
+        product = tl.where(product == float("inf"), 3.4028234663852886e38, product)
         return 0.6931471805599453 * (tl.sum(tl.maximum(z, 0), 1) + tl.log2(product))
     else:
         return tl.sum(penalty, 1)

@@ -24,6 +24,7 @@ from fmicl.similarities import Critic
 __all__ = ["LOG2E", "Lowered", "lower"]
 
 LOG2E = math.log2(math.e)
+_KNOWN = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis, Weighted}
 
 
 class Lowered(NamedTuple):
@@ -44,15 +45,17 @@ class Lowered(NamedTuple):
 def lower(function: PairFunction) -> Lowered | None:
     """The GPU's form of a pair function; None if it has none (a user's own divergence, a shift).
 
+    Types are compared exactly: a subclass may compute something else.
+
     Example:
         >>> import fmicl
         >>> critic = fmicl.Gaussian(gamma=0.5).critic(fmicl.divergence("pearson"), d=8)
         >>> lower(critic).kind, lower(critic).constant      # expm1(2 r) = exp(2 r) - 1
         ('exp', -1.0)
     """
-    if isinstance(function, Square):
+    if type(function) is Square:
         return Lowered("square", function.offset, function.scale, slope=function.scale)
-    if isinstance(function, Critic):
+    if type(function) is Critic:
         return _lower(function.divergence, function.offset, function.scale, function.free)
     return None
 
@@ -62,6 +65,8 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
         """gain * e^(power r) + constant."""
         return Lowered("exp", power * LOG2E * offset, power * LOG2E * scale, slope * scale, gain, constant)
 
+    if type(divergence) not in _KNOWN:
+        return None
     unbounded = free and divergence.supremum == math.inf
     match divergence:
         case Weighted():

@@ -1,20 +1,25 @@
-"""The pairwise sums written out: one dense matrix, plain autograd. What the others are tested against."""
+"""The pairwise sums written out: one dense matrix, plain autograd. What the others are tested against.
+
+Only the inner products are a function of their own, so that they are exact in every derivative too.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fmicl.kernels.contract import PairFunction
+from fmicl.numerics import exact_matmul
 
 __all__ = ["pair_sum", "row_logsumexp"]
 
 
 def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None = None) -> Tensor:
     """sum_ij function.penalty(offset + scale * x_i.o_j), without the pairs j = i + skip."""
-    values = function.penalty(function.offset + function.scale * (x @ other.T))
+    values = function.penalty(function.offset + function.scale * _products(x, other))
     if skip is not None:
         values = values.masked_fill(_skipped(x, other, skip), 0.0)
     return values.sum()
@@ -22,7 +27,7 @@ def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None 
 
 def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None) -> Tensor:
     """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip."""
-    logits = scale * (x @ other.T)
+    logits = scale * _products(x, other)
     if skip is not None:
         logits = logits.masked_fill(_skipped(x, other, skip), -math.inf)
     return logits.logsumexp(dim=1)
@@ -30,3 +35,38 @@ def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = Non
 
 def _skipped(x: Tensor, other: Tensor, skip: int) -> Tensor:
     return torch.ones(len(x), len(other), dtype=torch.bool, device=x.device).triu(skip).tril(skip)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a b^T by `fmicl.numerics.exact_matmul`; compiled by torch.compile, by whatever torch is set to."""
+    if torch.compiler.is_compiling():  # which can't trace what has forward derivatives of its own
+        return a @ b.T
+    products: Tensor = _Products.apply(a, b)
+    return products
+
+
+class _Products(torch.autograd.Function):
+    """Its derivatives are such products again, so none of any order escapes the guard."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        with exact_matmul(a.device):
+            return a @ b.T
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004 (torch's name)
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return _products(grad, b.T) if wanted[0] else None, _products(grad.T, a.T) if wanted[1] else None
+
+    @staticmethod
+    def jvp(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
+        a, b = ctx.saved_tensors
+        return _products(a_tangent, b) + _products(a, b_tangent)

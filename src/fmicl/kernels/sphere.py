@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fmicl.kernels import sphere_device as device
 from fmicl.kernels.launch import launch
+from fmicl.numerics import normalise
 
 __all__ = ["add_slopes", "distances", "onto_sphere"]
 
@@ -53,8 +54,6 @@ class _OntoSphere(torch.autograd.Function):
 
 
 def _differentiable(x: Tensor, y: Tensor, gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, Tensor | None]:
-    from fmicl.pairs import normalise
-
     one, other = normalise(x.float()), normalise(y.float())
     outputs = zip((one, other, (one - other).square().sum(dim=-1)), gradients, strict=True)
     known = [(output, given) for output, given in outputs if given is not None and output.requires_grad]

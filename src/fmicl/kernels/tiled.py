@@ -7,12 +7,15 @@ visited, and each serves its rows and its columns: 3 N^2 d.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from fmicl.kernels.contract import Normaliser, PairFunction
+from fmicl.numerics import exact_matmul
 
 __all__ = ["logsumexp_both", "logsumexp_gradient", "logsumexp_rows", "pair_both", "pair_rows", "pair_symmetric"]
 
@@ -20,6 +23,23 @@ __all__ = ["logsumexp_both", "logsumexp_gradient", "logsumexp_rows", "pair_both"
 # arrays of its size stay in a core's cache (CPU) or far below the memory of anything else (GPU).
 _CPU_TILE = 768
 _GPU_TILE = 4096
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _exactly(function: Callable[P, R]) -> Callable[P, R]:
+    """Compute without autograd, and in the type that is given: training lets torch round float32 products to TF32."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        x = args[0] if args else kwargs["x"]
+        assert isinstance(x, Tensor)
+        with torch.no_grad(), exact_matmul(x.device):
+            return function(*args, **kwargs)
+
+    return wrapped
 
 
 def _tile(x: Tensor) -> int:
@@ -36,7 +56,7 @@ class _Tiles:
 
     def __init__(self, x: Tensor, tile: int, offset: float, scale: float) -> None:
         self.buffer = x.new_empty(tile * tile)
-        self.offset = x.new_tensor(offset)
+        self.offset = x.new_full((), offset)  # made on the device: nothing may be copied while a graph is recorded
         self.scale = scale
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
@@ -59,7 +79,7 @@ def to_send(rows: Tensor) -> Tensor:
     return rows
 
 
-@torch.no_grad()
+@_exactly
 def pair_rows(
     x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -68,7 +88,7 @@ def pair_rows(
     return _rectangle(x, columns, function, skip, grad, None), grad
 
 
-@torch.no_grad()
+@_exactly
 def pair_both(x: Tensor, columns: Tensor, function: PairFunction, skip: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """sum_ij penalty(z_ij), and its gradients in the rows and in the columns, from the same tiles."""
     grad_x, grad_columns = torch.zeros_like(x), torch.zeros_like(columns)
@@ -105,7 +125,7 @@ def _zero(x: Tensor) -> Tensor:
     return torch.zeros((), dtype=torch.float32 if x.device.type == "mps" else torch.float64, device=x.device)
 
 
-@torch.no_grad()
+@_exactly
 def pair_symmetric(x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """sum_{i != j} penalty(z_ij) of x with itself, and its gradient: tiles above the diagonal count twice."""
     x = x.contiguous()
@@ -142,7 +162,7 @@ def _evaluate(
     return penalty.sum(), slope
 
 
-@torch.no_grad()
+@_exactly
 def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -> Tensor:
     """log sum_j exp(scale x_i.o_j), by a running maximum and a running sum."""
     x, columns = x.contiguous(), columns.contiguous()
@@ -164,7 +184,7 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -
     return peak + total.log()
 
 
-@torch.no_grad()
+@_exactly
 def logsumexp_gradient(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser | None, others: Normaliser | None
 ) -> Tensor:
@@ -202,7 +222,7 @@ def _columns_of(others: Normaliser | None, start: int, end: int) -> tuple[Tensor
     return others.value[None, start:end], others.gradient[None, start:end]
 
 
-@torch.no_grad()
+@_exactly
 def logsumexp_both(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
 ) -> tuple[Tensor, Tensor]:

@@ -269,6 +269,7 @@ class TritonBackend:
         n, m, d = len(x), len(columns), x.shape[1]
         step = self._steps()
         spans = [(i, j) for i in range(0, n, step.side) for j in range(0, m, step.side) if not symmetric or j >= i]
+        spans.sort(key=lambda span: symmetric and span[0] != span[1])  # those on the diagonal first
         largest = _blocks(min(step.side, n), step.rows) * _blocks(min(step.side, m), step.columns)
         totals = torch.zeros(len(spans), largest, dtype=torch.float32, device=x.device)
         height = _blocks(min(step.side, n), step.rows) * step.rows
@@ -304,9 +305,10 @@ class TritonBackend:
                 read, read_transposed, x_factor, other_factor, grad, mirrored, i, j, n, m, d, lowered.slope,
                 BOTH=two_sides, BM=step.rows, BN=step.columns, BK=step.depth, **options,
             )  # fmt: skip
+        once = _blocks(n, step.side) if symmetric else len(spans)
         # pairs above the diagonal stand for those below it too
-        counts = torch.tensor([2.0 if symmetric and i != j else 1.0 for i, j in spans], dtype=torch.float64)
-        return (totals.sum(dim=1, dtype=torch.float64) * counts.to(x.device)).sum(), grad, mirrored if both else None
+        total = totals[:once].sum(dtype=torch.float64) + 2 * totals[once:].sum(dtype=torch.float64)
+        return total, grad, mirrored if both else None
 
 
 def _blocks(n: int, size: int) -> int:

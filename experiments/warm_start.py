@@ -44,7 +44,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,9 @@ def train(options: argparse.Namespace, tokenizer: BertTokenizer, rows: tuple[Row
     held_out = sentences.held_out_batches(rows[1], special, tokenizer)
     baseline = unigram_scores(data, special, held_out)
     baseline["token"] = tokenizer.convert_ids_to_tokens(baseline["token"])
-    print(f"{parameters:,} parameters, {len(data):,} rows of {width} tokens; unigram baseline {baseline}", flush=True)
+    size = f"{parameters:,} parameters, {len(data):,} rows of {width} tokens"
+    print(f"{size}; {options.held_out:,} lines are held out", flush=True)
+    print(f"to beat: {in_words(baseline)}, by how often each token comes", flush=True)
 
     matrices = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
@@ -182,11 +184,11 @@ def train(options: argparse.Namespace, tokenizer: BertTokenizer, rows: tuple[Row
                 scores.append({"step": step, **held_out_scores(model, held_out)})
                 if fraction > options.give_up and scores[-1]["loss"] >= baseline["loss"]:
                     raise ValueError(f"no better than token frequencies after {step} steps: take a smaller --lr")
-                print(f"{fraction:4.0%}  step {step}  loss {mean:.3f}  held out {scores[-1]}", flush=True)
+                print(f"{fraction:4.0%}  step {step}  loss {mean:.3f}  held out: {in_words(scores[-1])}", flush=True)
     tokens_seen = int(tokens)
     seconds = time.perf_counter() - started
     scores.append({"step": step, **held_out_scores(model, held_out)})
-    print(f"100%  step {step}  {tokens_seen / seconds:,.0f} tokens/s  held out {scores[-1]}")
+    print(f"100%  step {step}  {tokens_seen / seconds:,.0f} tokens/s  held out: {in_words(scores[-1])}")
     return model, {
         "parameters": parameters, "steps": step, "tokens_seen": tokens_seen, "seconds": seconds,
         "tokens_per_second": tokens_seen / seconds, "epochs": step * options.batch / len(data),
@@ -224,6 +226,10 @@ def save(folder: Path, model: BertForMaskedLM, tokenizer: BertTokenizer, record:
         model.to(getattr(torch, dtype)).save_pretrained(inside)
         tokenizer.save_pretrained(inside)
         (inside / "warm_start.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def in_words(scores: Mapping[str, Any]) -> str:
+    return f"loss {scores['loss']:.3f}, {scores['accuracy']:.1%} of masked tokens right"
 
 
 def arguments() -> argparse.ArgumentParser:

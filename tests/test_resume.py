@@ -191,6 +191,14 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pyte
     test_cut_anywhere("simclr", 7, 3, 1, tmp_path, monkeypatch)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal: a worker of pytest ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def signalled(after: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Training in here gets these signals as its batch of this number ends."""
@@ -215,6 +223,7 @@ STOPS = [
 ]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("method", "number", "after", "accumulate", "stopped"), STOPS)
 def test_stopped_and_resumed_is_bit_identical(
     method: Any, number: int, after: int, accumulate: int, stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -233,6 +242,7 @@ def test_stopped_and_resumed_is_bit_identical(
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_second_interrupt_stops_at_once(steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "goes on from the last checkpoint" if steps else "nothing was saved yet: --resume starts again"

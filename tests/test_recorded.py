@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 STEPS = 4
 
 
-def trained(changes: dict[str, Any], *, faster: bool) -> tuple[list[float], Method]:
+def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tuple[list[float], Method]:
     """Losses of some steps, and what they led to."""
     recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64, queue=256, learning_rate=0.02, **changes)
     device = torch.device("cuda")
@@ -34,7 +34,8 @@ def trained(changes: dict[str, Any], *, faster: bool) -> tuple[list[float], Meth
     losses = []
     for batch in stream:
         optimizer.zero_grad()
-        loss = method.training_step(batch, 0)["loss"]
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = method.training_step(batch, 0)["loss"]
         loss.backward()
         method.on_after_backward()
         optimizer.step()
@@ -43,12 +44,13 @@ def trained(changes: dict[str, Any], *, faster: bool) -> tuple[list[float], Meth
     return losses, method
 
 
-@pytest.mark.parametrize(
+every_kind = pytest.mark.parametrize(
     "changes",
     [
         {},
         {"divergence": "js", "negatives": "both"},
         {"objective": "infonce"},
+        {"objective": "align_uniform"},
         {"objective": "spectral"},
         {"method": "moco", "objective": "infonce"},
         {"method": "moco", "divergence": "vlc"},
@@ -56,6 +58,9 @@ def trained(changes: dict[str, Any], *, faster: bool) -> tuple[list[float], Meth
     ],
     ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()) or "simclr",
 )
+
+
+@every_kind
 def test_recorded_steps_are_the_steps(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, before = trained(changes, faster=False)
@@ -66,6 +71,14 @@ def test_recorded_steps_are_the_steps(changes: dict[str, Any], monkeypatch: pyte
             assert float((mine - theirs).norm()) <= 2e-2 * float(theirs.norm()) + 1e-3, name
         else:
             assert torch.equal(mine, theirs), name
+
+
+@every_kind
+def test_steps_in_half_precision_are_recorded_too(changes: dict[str, Any]) -> None:
+    """As runs are trained: the loss is another kernel's then."""
+    plain, _ = trained(changes, faster=False, half=True)
+    seen, _ = trained(changes, faster=True, half=True)
+    assert seen == pytest.approx(plain, rel=2e-2, abs=2e-2)
 
 
 def test_dropout_is_new_in_every_recorded_step() -> None:

@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fmicl.data import ArraySamples, FileSamples, Splits
+
 
 def make(name: str, root: Path, n: int = 12) -> Path | None:
     """Write the data set under ``root`` and return the folder to give as --data-dir."""
@@ -83,3 +85,28 @@ def _images(folder: Path, n: int) -> None:
     images, labels = _records(n, 40)
     for i, (image, label) in enumerate(zip(images, labels, strict=True)):
         _save(folder / "abc"[label] / f"{i}.png", image)
+
+
+def write_image(path: Path, seed: int = 0, size: tuple[int, int] = (40, 30)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 5, size[0] // 5, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+def make_classes(root: Path, counts: dict[str, int], suffix: str = ".png") -> None:
+    for k, (name, count) in enumerate(counts.items()):
+        for i in range(count):
+            write_image(root / name / f"{i:03d}{suffix}", seed=1000 * k + i)
+
+
+def arrays(splits: Splits) -> tuple[ArraySamples, ArraySamples, ArraySamples]:
+    assert isinstance(splits.pretrain, ArraySamples)
+    assert isinstance(splits.train, ArraySamples)
+    assert isinstance(splits.test, ArraySamples)
+    return splits.pretrain, splits.train, splits.test
+
+
+def labels_of(samples: object) -> list[int]:
+    assert isinstance(samples, ArraySamples | FileSamples)
+    assert samples.labels is not None
+    return samples.labels.tolist()

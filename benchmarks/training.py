@@ -117,12 +117,22 @@ class Bench:
         """Milliseconds that the kernels of each part of a step take; without a GPU, the part itself by the clock."""
         spent = self.busy if self.device.type == "cuda" else self.clock
         fixed, objective = next(self.batches), self._objective()
-        forward = spent(lambda: self.forward(fixed), times)
-        both = spent(lambda: self.forward(fixed).backward(), times)
+
+        def ahead() -> None:
+            self.optimizer.zero_grad()
+            self.forward(fixed)
+            self.method.on_after_backward()  # keys of this batch go into the queue, or they would pile up
+
+        def both() -> None:
+            self.optimizer.zero_grad()
+            self.forward(fixed).backward()
+            self.method.on_after_backward()
+
+        forward = spent(ahead, times)
         found = {
             "views": spent(lambda: next(self.batches), times),
             "forward and loss": forward,
-            "backward": both - forward,
+            "backward": spent(both, times) - forward,
             "optimiser": spent(self.optimizer.step, times),
             "the loss and its gradient, of them": spent(lambda: objective().backward(), times),
         }
@@ -131,7 +141,9 @@ class Bench:
     def _objective(self) -> Callable[[], Tensor]:
         """The objective alone, on embeddings like those of a batch."""
         shape = (self.recipe.batch_size, self.recipe.dim)
-        x, y = (torch.randn(shape, device=self.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+        x, y = (torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
+        x.requires_grad_()
+        y.requires_grad_(self.recipe.method == "simclr")  # keys of a momentum encoder have no gradient
         explicit = {"negatives": self.method.queue} if self.recipe.method == "moco" else {}
         return lambda: self.method.objective(x, y, **explicit)
 

@@ -251,6 +251,19 @@ class TestAlike:
         assert fmicl.FMICLLoss("js", kernel="triton", normalised=True)(x, x.clone(), other).isnan()
 
 
+def test_the_guard_leaves_a_setting_above_it_in_charge() -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    try:
+        torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        with exact_matmul(torch.device("cpu")):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
+        assert matmul.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+
+
 class TestTF32:
     """Training lets torch round float32 products (to TF32 on a GPU, to bfloat16 on some CPUs): not those of a loss."""
 

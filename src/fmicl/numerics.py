@@ -35,7 +35,10 @@ def exact_matmul(device: torch.device) -> Iterator[None]:
         with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
             yield
     finally:
-        backend.matmul.fp32_precision = before
+        # What is read may come from a setting above it; written here as well, it would outlast a change of that one.
+        backend.matmul.fp32_precision = "none"
+        if backend.matmul.fp32_precision != before:
+            backend.matmul.fp32_precision = before
 
 
 def normalise(x: Tensor) -> Tensor:

@@ -43,7 +43,8 @@ from fmicl.runs import (
 
 EVALUATION_BATCH = 512
 EVALUATION_PIXELS = 2**21
-"""On a GPU a batch of small images has more of them, up to so many pixels: asking for a kernel takes longer than it."""
+"""On a GPU a batch of small images has more of them, up to so many pixels, or views of a training step: it takes longer
+to ask for a kernel than to run it."""
 PAIRS = 2048
 """At most so many samples are looked at for the geometry of the embeddings."""
 QUERIES, NEIGHBOURS = 6, 8
@@ -172,7 +173,7 @@ def _features(
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
     views = recipe.views
-    more = EVALUATION_PIXELS // views.size**2 if device.type == "cuda" else 0
+    more = min(EVALUATION_PIXELS // views.size**2, 2 * recipe.batch_size) if device.type == "cuda" else 0
     batches = plain_batches(
         samples,
         size=views.size,

@@ -56,7 +56,7 @@ def wake_gpu(settings: Settings) -> threading.Thread | None:
     several = settings.devices != 1 or any(name in os.environ for name in ("WORLD_SIZE", "SLURM_NTASKS"))
     if settings.device not in ("auto", "cuda") or several:
         return None
-    thread = threading.Thread(target=_wake, daemon=True)
+    thread = threading.Thread(target=_wake)  # no daemon: torch aborts a process that ends while it is in there
     thread.start()
     return thread
 

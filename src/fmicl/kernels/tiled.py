@@ -54,8 +54,8 @@ def _spans(n: int, tile: int) -> Iterator[tuple[int, int]]:
 class _Tiles:
     """z = offset + scale * a b^T into one buffer that is used again and again."""
 
-    def __init__(self, x: Tensor, tile: int, offset: float, scale: float) -> None:
-        self.buffer = x.new_empty(tile * tile)
+    def __init__(self, x: Tensor, columns: Tensor, offset: float, scale: float) -> None:
+        self.buffer = x.new_empty(min(len(x), _tile(x)) * min(len(columns), _tile(x)))
         self.offset = x.new_full((), offset)  # made on the device: nothing may be copied while a graph is recorded
         self.scale = scale
 
@@ -106,7 +106,7 @@ def _rectangle(
     """The sum over all tiles; gradients are added to what is given."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
-    tiles = _Tiles(x, tile, function.offset, function.scale)
+    tiles = _Tiles(x, columns, function.offset, function.scale)
     total = _zero(x)
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
@@ -130,7 +130,7 @@ def pair_symmetric(x: Tensor, function: PairFunction, gradient: bool) -> tuple[T
     """sum_{i != j} penalty(z_ij) of x with itself, and its gradient: tiles above the diagonal count twice."""
     x = x.contiguous()
     tile = _tile(x)
-    tiles = _Tiles(x, tile, function.offset, function.scale)
+    tiles = _Tiles(x, x, function.offset, function.scale)
     total = _zero(x)
     grad = torch.zeros_like(x) if gradient else None
     for i, i_end in _spans(len(x), tile):
@@ -167,7 +167,7 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -
     """log sum_j exp(scale x_i.o_j), by a running maximum and a running sum."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
-    tiles = _Tiles(x, tile, 0.0, scale)
+    tiles = _Tiles(x, columns, 0.0, scale)
     peak = x.new_full((len(x),), -torch.inf)
     total = x.new_zeros(len(x))
     for i, i_end in _spans(len(x), tile):
@@ -191,7 +191,7 @@ def logsumexp_gradient(
     """What the gradient of log-sum-exps over rows, and over columns, sends to the rows x."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
-    tiles = _Tiles(x, tile, 0.0, scale)
+    tiles = _Tiles(x, columns, 0.0, scale)
     spare = torch.empty_like(tiles.buffer)
     grad = torch.zeros_like(x)
     for i, i_end in _spans(len(x), tile):
@@ -229,7 +229,7 @@ def logsumexp_both(
     """What the gradient of log-sum-exps over rows sends to the rows and to the columns, from the same tiles."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
-    tiles = _Tiles(x, tile, 0.0, scale)
+    tiles = _Tiles(x, columns, 0.0, scale)
     grad_x, grad_columns = torch.zeros_like(x), torch.zeros_like(columns)
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):

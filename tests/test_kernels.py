@@ -254,6 +254,7 @@ class TestAlike:
 def test_the_guard_leaves_a_setting_above_it_in_charge() -> None:
     matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     try:
+        matmul.fp32_precision = "none"  # torch.set_float32_matmul_precision would have given it one
         torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
         with exact_matmul(torch.device("cpu")):
             assert matmul.fp32_precision == "ieee"

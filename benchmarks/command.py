@@ -91,7 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
     if "--out" not in train:
         parser.error("after -- come a recipe and its settings, with --out RUN")
     run = Path(train[train.index("--out") + 1])
-    lines, whole = watch([sys.executable, "-u", "-m", "fmicl", "train", *train])
+    try:
+        lines, whole = watch([sys.executable, "-u", "-m", "fmicl", "train", *train])
+    except subprocess.CalledProcessError as error:
+        return int(error.returncode)  # the command has said why
     with (run / "metrics.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     seconds = stages(lines, whole, rows)

@@ -83,8 +83,8 @@ class TrainText:
 
 def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
     """Train; if Ctrl-C comes before or after the training itself, say what is left."""
+    from fmicl.runs import old_run
     from fmicl.stopping import Stopped, what_is_left
-    from fmicl.training import old_run
 
     try:
         return train(command.recipe, name=command.name, out=command.out, resume=command.resume)
@@ -358,8 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: run a command.
 
     Wrong input ends in one message and exit code 2, a loss that is not finite or a failed run of a sweep in exit
-    code 1. With the environment
-    variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
+    code 1. With the environment variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
     """
     try:
         return int(_parse(arguments)() or 0)
@@ -424,11 +423,7 @@ def _resumed(words: Sequence[str]) -> Train | TrainText | None:
     given, _ = parser.parse_known_args(words[2:])
     if not given.resume:
         return None
-    from fmicl.start import import_lightning
-
-    import_lightning()
-    from fmicl.runs import read_json, read_recipe, read_text_recipe
-    from fmicl.training import old_run
+    from fmicl.runs import old_run, read_json, read_recipe, read_text_recipe
 
     name = words[1]
     old = old_run(name, given.out)

@@ -23,8 +23,7 @@ from fmicl.settings import Settings
 __all__ = ["DoesNotFitError", "Need", "check_memory", "explained", "free_memory", "need_of"]
 
 GRADIENTS = 1.1
-"""What is saved for the backward pass, and the gradients of the layers that it is in: 1.01 to 1.09 of it by the peak of
-the resident set (ResNet-18, ResNet-50 and ViT-S on 224 pixels)."""
+"""What is saved for the backward pass, and the gradients of the layers that it is in."""
 
 
 class DoesNotFitError(ValueError):

@@ -150,6 +150,19 @@ def latest_run(name: str, root: Path = ROOT) -> Run | None:
     return Run(runs[-1]) if runs else None
 
 
+def old_run(name: str, out: Path | None) -> Run | None:
+    """The run to go on with: in that folder, or the newest of that name; None where there is none.
+
+    Raises:
+        ValueError: ``out`` is a file.
+    """
+    if out is None:
+        return latest_run(name)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, not the folder of a run to resume")
+    return Run(out) if out.exists() else None
+
+
 def _numbered(name: str, root: Path) -> list[Path]:
     return [path for path in root.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit() and path.is_dir()]
 

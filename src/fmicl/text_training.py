@@ -21,7 +21,7 @@ from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, toke
 from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
 from fmicl.processes import check_batch, resolve_processes
-from fmicl.runs import Run, pick_device, write_json
+from fmicl.runs import Run, old_run, pick_device, write_json
 from fmicl.sts import StsTask, load_sts, load_stsb
 from fmicl.text_models import (
     SentenceEncoder,
@@ -42,7 +42,6 @@ from fmicl.training import (
     describe,
     fit,
     method_options,
-    old_run,
     open_folder,
     optimisation_of,
     quiet_lightning,

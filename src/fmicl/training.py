@@ -38,8 +38,8 @@ from fmicl.runs import (
     EncoderConfig,
     Run,
     export,
-    latest_run,
     new_run,
+    old_run,
     pick_device,
     read_fingerprint,
     read_recipe,
@@ -249,15 +249,6 @@ def check_fits(
     """
     if device.type == "cpu" and not _compiled(recipe, device):
         check_memory(recipe, method, views, processes, half=resolve_precision(recipe, device) == "bf16-mixed")
-
-
-def old_run(name: str, out: Path | None) -> Run | None:
-    """What there is to go on with."""
-    if out is None:
-        return latest_run(name)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, not the folder of a run to resume")
-    return Run(out) if out.exists() else None
 
 
 def open_folder(

@@ -137,7 +137,7 @@ class Divergence(ABC):
         score(r) = f'(e^r) and penalty(r) = u f'(u) - f(u) are computed in float64 where the device
         has it, since they go through u = e^r: for u beyond about 1e8 digits are lost that a closed
         form would keep. The conjugate solves f'(u) = t for each element, by Newton's method; a loss with
-        shift="optimal" does so some ten times a step, and takes about 25 times as long as with a closed form.
+        shift="optimal" does so some ten times a step, and takes many times as long as with a closed form.
 
         Args:
             f: elementwise function of a tensor of u > 0, built of differentiable torch operations.

@@ -41,7 +41,7 @@ class Settings:
     method: Method = "simclr"
     """Which embeddings are pairs, and who is a negative."""
     encoder_momentum: float | None = None
-    """Of the momentum encoder (None: 0.999 for moco; 0.99, rising to 1, for mocov3)."""
+    """Of the momentum encoder (None: 0.99, for mocov3 rising to 1). MoCo's own 0.999 is for runs of a million steps."""
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
 

@@ -23,6 +23,7 @@ __all__ = ["TritonBackend", "interpreting"]
 
 _NO_SKIP = 2**30  # no column is that far from its row
 _FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor well
+_FUSED_ROWS = 8192  # up to which a deeper block does too: it is slower than two steps, but one program instead of many
 _SIDE = 5632  # of the tile whose slopes are written: 60 MiB in bfloat16, about the L2 cache of a large GPU
 
 
@@ -212,7 +213,7 @@ class TritonBackend:
             return _FUSED_128.get(kind, _Shape(128, 64, 8, 3))
         if d <= _FUSED_DEPTH:
             return _Shape(128, 64, 8, 4 if kind == "exp" else 3)
-        return _Shape(64, 128, 8, 1) if d <= 512 and n <= 8192 else None
+        return _Shape(64, 128, 8, 1) if d <= 512 and n <= _FUSED_ROWS else None
 
     def _fused(
         self,

@@ -47,7 +47,7 @@ class MoCo(MomentumMethod):
         dim: int = 512,
         hidden: int = 2048,
         projection: nn.Module | None = None,
-        momentum: float = 0.999,
+        momentum: float = 0.99,
         queue: int = 4096,
     ) -> None:
         super().__init__(

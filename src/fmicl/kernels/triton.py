@@ -23,7 +23,7 @@ __all__ = ["TritonBackend", "interpreting"]
 
 _NO_SKIP = 2**30  # no column is that far from its row
 _FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor well
-_FUSED_ROWS = 8192  # up to which a deeper block does too: it is slower than two steps, but one program instead of many
+_FUSED_ROWS = 1024  # up to which a deeper block does too: it is slower than two steps, but one program instead of many
 _SIDE = 5632  # of the tile whose slopes are written: 60 MiB in bfloat16, about the L2 cache of a large GPU
 
 
@@ -248,8 +248,9 @@ class TritonBackend:
             return summed, None
         return summed, grad[0] if parts == 1 else grad.sum(dim=0)
 
-    def _steps(self) -> _Steps:
-        return _Steps(128, 128, 64, _SIDE, 4, 3) if self.fast else _Steps(64, 64, 32, _SIDE // 2, 4, 3)
+    def _steps(self, n: int) -> _Steps:
+        side = 2048 if n <= 4096 else _SIDE  # a small batch's buffer stays about as small as its gradient
+        return _Steps(128, 128, 64, side, 4, 3) if self.fast else _Steps(64, 64, 32, side // 2, 4, 3)
 
     def _two_steps(
         self,
@@ -268,7 +269,7 @@ class TritonBackend:
         With `both`, the columns' gradient comes too.
         """
         n, m, d = len(x), len(columns), x.shape[1]
-        step = self._steps()
+        step = self._steps(max(n, m))
         spans = [(i, j) for i in range(0, n, step.side) for j in range(0, m, step.side) if not symmetric or j >= i]
         spans.sort(key=lambda span: symmetric and span[0] != span[1])  # those on the diagonal first
         largest = _blocks(min(step.side, n), step.rows) * _blocks(min(step.side, m), step.columns)

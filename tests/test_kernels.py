@@ -119,10 +119,13 @@ class TestPairs:
 
     @needs_triton
     @pytest.mark.parametrize("fast", [False, True])
-    @pytest.mark.parametrize(("n", "d"), [*SIZES, (130, 200), (70, 520), (300, 600)])
-    def test_triton_sizes(self, n: int, d: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Odd sizes, both programs, one tile and several, columns in one part and several."""
+    @pytest.mark.parametrize(("n", "d", "few"), [
+        *((*size, 1024) for size in SIZES), (130, 200, 1024), (70, 520, 1024), (300, 600, 1024), (300, 520, 0),
+    ])  # fmt: skip
+    def test_triton_sizes(self, n: int, d: int, few: int, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Odd sizes, both programs, small and large tiles, one and several, columns in one part and several."""
         monkeypatch.setattr("fmicl.kernels.triton._SIDE", 256)
+        monkeypatch.setattr("fmicl.kernels.triton._FEW", few)
         backend, function = TritonBackend(fast), FUNCTIONS["vlc"]
         x, other = rows(n, d), rows(n + 3, d, 1)
         tolerance = 1e-2 if fast else 2e-5
@@ -155,6 +158,54 @@ class TestPairs:
         by_rows = backend.logsumexp_both(x, other, 4.0, skip, own)
         for seen, true in zip(by_rows, torch.autograd.grad(values, exact, weights), strict=True):
             assert float((seen.double() - true).norm()) <= tolerance * float(true.norm())
+
+    @pytest.mark.parametrize(("skip", "paired"), [(None, False), (0, False), (0, True)])
+    @pytest.mark.parametrize(("n", "d", "few"), [(4, 5, 1024), (300, 40, 1024), (300, 300, 1024), (300, 300, 0)])
+    def test_symmetric_log_sum_exps(
+        self, n: int, d: int, few: int, skip: int | None, paired: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows against themselves, gradients of either sign, over one tile and several."""
+        monkeypatch.setattr("fmicl.kernels.triton._SIDE", 128)
+        monkeypatch.setattr("fmicl.kernels.triton._FEW", few)
+        monkeypatch.setattr(tiled, "_tile", lambda _: 70)
+        x = rows(n, d).bfloat16().float()  # so that what is seen is the kernel's own error
+        exact = x.double().requires_grad_()
+        values = 4.0 * exact @ exact.T
+        if skip is not None:
+            same = torch.arange(n) // (2 if paired else 1)
+            values = values.masked_fill(same[:, None] == same[None, :], -torch.inf)
+        values = values.logsumexp(dim=1)
+        weights = torch.linspace(-1, 1, n, dtype=torch.float64)
+        (wanted,) = torch.autograd.grad(values, exact, weights)
+        own = Normaliser(values.detach().float(), weights.float())
+        torch.testing.assert_close(reference.row_logsumexp(exact, exact, 4.0, skip, paired), values)
+        backends: list[tuple[Any, float]] = [(tiled, 2e-5)]
+        if interpreting():
+            backends += [(TritonBackend(False), 3e-5), (TritonBackend(True), 1e-2)]
+        for backend, bound in backends:
+            seen = backend.logsumexp_symmetric(x, 4.0, skip, own, paired)
+            assert float((seen.double() - wanted).norm()) <= bound * float(wanted.norm())
+            twice = backend.logsumexp_gradient(x, x, 4.0, skip, own, own, paired)
+            assert float((twice.double() - wanted).norm()) <= bound * float(wanted.norm())
+            found = backend.logsumexp_rows(x, x, 4.0, skip, paired)
+            torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
+
+    @pytest.mark.parametrize("shift", [-6, 0, 2, 4])
+    @pytest.mark.parametrize("height", [4, 7])
+    def test_partners_in_a_tile(self, shift: int, height: int) -> None:
+        """What is left out of a tile that lies anywhere, two rows at a time."""
+        seen = torch.zeros(height, 5)
+        for part in tiled._left_out(seen, shift, 8, 8, paired=True):
+            part.fill_(1.0)
+        row, column = torch.arange(8, 8 + height), torch.arange(8, 13)
+        assert torch.equal(seen.bool(), (row[:, None] + shift) // 2 == column[None, :] // 2)
+
+    def test_paired_rows_are_two_views_of_each_sample(self) -> None:
+        x = rows(6, 4)
+        for wrong in ({"other": x}, {"skip": 2}, {"x": x[:5]}):
+            given: dict[str, Any] = {"x": x, "other": None, "scale": 1.0, "skip": 0} | wrong
+            with pytest.raises(ValueError, match="two views of each sample"):
+                kernels.row_logsumexp(**given, paired=True)
 
     @pytest.mark.parametrize("gamma", [1.0, 20.0])
     def test_float32_is_as_good_as_dense_float32(self, gamma: float) -> None:

@@ -230,13 +230,8 @@ def infonce_loss(
     pairs = Pairs.prepare(x, y, negatives, **options)
     scale = 1 / temperature
     positive = scale - scale / 2 * pairs.squared_distances()
-    rows = pairs.row_logsumexp(scale)
-    if isinstance(negatives, str) and negatives == "both":
-        within_x, within_y, x_to_y, y_to_x = rows
-        others = torch.cat([torch.logaddexp(within_x, x_to_y), torch.logaddexp(within_y, y_to_x)])
-        positive = torch.cat([positive, positive])
-    else:
-        (others,) = rows
+    others = pairs.row_logsumexp(scale)
+    positive = positive.repeat_interleave(len(others) // len(positive))  # "both": of x_i, and of y_i
     denominator = others if decoupled else torch.logaddexp(positive, others)
     return pairs.mean_of_rows(denominator - positive)
 

@@ -224,16 +224,16 @@ class Pairs:
         ]
         return torch.stack(totals).logsumexp(dim=0) - math.log(self.count())
 
-    def row_logsumexp(self, scale: float) -> list[Tensor]:
-        """log sum_j exp(scale * c_ij) of each row of each block; of a mirrored one from both sides."""
-        rows = []
-        for block in self.blocks:
-            rows.append(self._rows(block, scale))
-            if block.weight == 2:
-                assert block.columns is not None
-                mirrored = block._replace(rows=block.columns, columns=block.rows)
-                rows.append(self._rows(mirrored, scale))
-        return rows
+    def row_logsumexp(self, scale: float) -> Tensor:
+        """log sum_j exp(scale * c_ij) of each row over its negatives: (N,), or x_0 y_0 x_1 ..., (2 N,), for "both"."""
+        if len(self.blocks) == 1:
+            return self._rows(self.blocks[0], scale)
+        views = torch.stack([self.x, self.y], dim=1).flatten(0, 1)
+        world = self.world._replace(sizes=tuple(2 * size for size in self.world.sizes))
+        # one symmetric sum over all views: half of what its blocks cost one by one
+        return kernels.row_logsumexp(
+            views, None, scale, 0, kernel=self.kernel, fast=self.fast, world=world, paired=True
+        )
 
     def count(self) -> int:
         """Negatives of all processes."""

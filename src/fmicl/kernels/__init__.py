@@ -102,8 +102,12 @@ def row_logsumexp(
     kernel: Kernel = "auto",
     fast: bool = False,
     world: World | None = None,
+    paired: bool = False,
 ) -> Tensor:
     """log sum_j exp(scale * x_i.o_j) for each row of this process; arguments as in `pair_sum`.
+
+    With `paired`, x is the two views of each sample in turn, x_0 y_0 x_1 y_1 ..., against itself, and skip=0 leaves out
+    both views of a row's own sample.
 
     Example:
         >>> import torch
@@ -112,13 +116,18 @@ def row_logsumexp(
         tensor([0.6931, 0.6931, 0.6931])
     """
     world = world or World(0, (len(x),))
+    if paired and (other is not None or skip not in (0, None) or any(size % 2 for size in world.sizes)):
+        raise ValueError(
+            "paired rows are two views of each sample, against themselves: an even number of them, and skip=0 or None; "
+            f"got {'other columns' if other is not None else f'{world.sizes} rows'} and skip={skip}"
+        )
     backend = _backend(kernel, x, None, fast)
     if backend in (None, _TILED):
         x, other = _wide(x), None if other is None else _wide(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
-        return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first)
-    return autograd.row_logsumexp(x, other, scale, skip, backend, world)
+        return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first, paired)
+    return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ def pair_sum(
 
 
 def row_logsumexp(
-    x: Tensor, other: Tensor | None, scale: float, skip: int | None, backend: Backend, world: World
+    x: Tensor, other: Tensor | None, scale: float, skip: int | None, paired: bool, backend: Backend, world: World
 ) -> Tensor:
     """log sum_j exp(scale x_i.o_j) for this process's rows over all processes' columns; None is x with itself."""
-    rows: Tensor = _RowLogSumExp.apply(x, other, scale, skip, backend, world)
+    rows: Tensor = _RowLogSumExp.apply(x, other, scale, skip, paired, backend, world)
     return rows
 
 
@@ -118,25 +118,33 @@ class _RowLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, other: Tensor | None, scale: float, skip: int | None, backend: Backend, world: World
+        ctx: Any,
+        x: Tensor,
+        other: Tensor | None,
+        scale: float,
+        skip: int | None,
+        paired: bool,
+        backend: Backend,
+        world: World,
     ) -> Tensor:
         result: Tensor | None = None
         for part, first in _travelling(x if other is None else other, world, backend):
-            rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first))
+            rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first), paired)
             result = rows if result is None else torch.logaddexp(result, rows)
         assert result is not None
         ctx.save_for_backward(x, other, result)
-        ctx.settings = (scale, skip, backend, world)
+        ctx.settings = (scale, skip, paired, backend, world)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, other, result = ctx.saved_tensors
-        scale, skip, backend, world = ctx.settings
+        scale, skip, paired, backend, world = ctx.settings
+        none = (None, None, None, None, None)
         if torch.is_grad_enabled():
             require_first_order(world)
-            grads = _dense_gradients(lambda a, b: reference.row_logsumexp(a, b, scale, skip), grad, x, other)
-            return (*grads, None, None, None, None)
+            grads = _dense_gradients(lambda a, b: reference.row_logsumexp(a, b, scale, skip, paired), grad, x, other)
+            return (*grads, *none)
         own = Normaliser(result, grad.contiguous())
         everyone = Normaliser(gather_rows(own.value, world), gather_rows(own.gradient, world))
 
@@ -149,7 +157,7 @@ class _RowLogSumExp(torch.autograd.Function):
                 if as_column:
                     others = Normaliser(*(value[first : first + len(part)] for value in everyone))
                 share = backend.logsumexp_gradient(
-                    rows, part, scale, _shifted(signed, world.first - first), own if as_row else None, others
+                    rows, part, scale, _shifted(signed, world.first - first), own if as_row else None, others, paired
                 )
                 total = share if total is None else total.add_(share)
             assert total is not None
@@ -158,13 +166,15 @@ class _RowLogSumExp(torch.autograd.Function):
         if other is None:
             if skip not in (0, None):
                 raise ValueError(f"x with itself can skip its diagonal or nothing, got skip={skip}")
-            return gradient(x, x, True, True, skip), None, None, None, None, None
+            if world.size == 1:
+                return backend.logsumexp_symmetric(x, scale, skip, own, paired), None, *none
+            return gradient(x, x, True, True, skip), None, *none
         if world.size == 1 and all(ctx.needs_input_grad[:2]):
-            return (*backend.logsumexp_both(x, other, scale, skip, own), None, None, None, None)
+            return (*backend.logsumexp_both(x, other, scale, skip, own), *none)
         grad_x = gradient(x, other, True, False, skip) if ctx.needs_input_grad[0] else None
         mirrored = None if skip is None else -skip
         grad_other = gradient(other, x, False, True, mirrored) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_other, None, None, None, None
+        return grad_x, grad_other, *none
 
 
 def _dense_gradients(

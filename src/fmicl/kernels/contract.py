@@ -2,18 +2,21 @@
 
 With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x_i.o_j, a backend gives
 
-    pair_rows          sum_ij penalty(z_ij)  and its gradient in x
-    pair_both          the same, with the gradient in the columns too
-    pair_symmetric     the same for x against itself without the diagonal, each pair seen from both sides
-    logsumexp_rows     log sum_j exp(scale * x_i.o_j)  for each row
-    logsumexp_gradient what the gradient of these logarithms sends to the rows
-    logsumexp_both     the same, with what it sends to the columns
+    pair_rows           sum_ij penalty(z_ij)  and its gradient in x
+    pair_both           the same, with the gradient in the columns too
+    pair_symmetric      the same for x against itself without the diagonal, each pair seen from both sides
+    logsumexp_rows      log sum_j exp(scale * x_i.o_j)  for each row
+    logsumexp_gradient  what the gradient of these logarithms sends to the rows
+    logsumexp_both      the same, with what it sends to the columns
+    logsumexp_symmetric the same for x against itself, each pair seen from both sides
 
 as plain computations without autograd; `kernels.autograd` makes differentiable functions of them and
 `kernels.columns` lets the columns come from other processes. Sums are float64 scalars, gradients have x's type or
 float32, whichever is wider.
 
-`skip=k` leaves out the pairs j = i + k (a sample with itself, or with its own other view); None leaves out none.
+`skip=k` leaves out the pairs j = i + k (a sample with itself, or with its own other view); None leaves out none. Rows
+that are `paired` are the two views of each sample in turn, x_0 y_0 x_1 y_1 ...: where one of a pair is left out, so is
+the other. Then k, and the rows of each process, are even.
 """
 
 from __future__ import annotations
@@ -86,7 +89,9 @@ class Backend(Protocol):
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """sum_{i != j} penalty(z_ij) of x with itself, and its whole gradient in x."""
 
-    def logsumexp_rows(self, x: Tensor, columns: Tensor, scale: float, skip: int | None) -> Tensor:
+    def logsumexp_rows(
+        self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
+    ) -> Tensor:
         """log sum_j exp(scale x_i.o_j): (N,)."""
 
     def logsumexp_gradient(
@@ -97,6 +102,7 @@ class Backend(Protocol):
         skip: int | None,
         rows: Normaliser | None,
         others: Normaliser | None,
+        paired: bool = False,
     ) -> Tensor:
         """sum_j (g_i e^(z_ij - L_i) [rows] + g_j e^(z_ij - L_j) [others]) scale o_j, z = scale x_i.o_j: (N, d)."""
 
@@ -104,3 +110,8 @@ class Backend(Protocol):
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
     ) -> tuple[Tensor, Tensor]:
         """What the gradient of log-sum-exps over rows sends to the rows and to the columns: (N, d) and (M, d)."""
+
+    def logsumexp_symmetric(
+        self, x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False
+    ) -> Tensor:
+        """What the gradient of log-sum-exps of x against itself sends to x, as row and as column; skip is 0 or None."""

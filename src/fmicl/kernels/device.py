@@ -134,6 +134,15 @@ def multiply(a, b, accumulator, PRECISE: tl.constexpr):
 
 
 @triton.jit
+def met(rows, columns, skip, PAIRED: tl.constexpr):
+    """Which pairs are to be kept: all but j = i + skip; if PAIRED, none of the same two rows."""
+    if PAIRED:
+        return (columns[None, :] >> 1) != ((rows[:, None] + skip) >> 1)
+    else:
+        return columns[None, :] != rows[:, None] + skip
+
+
+@triton.jit
 def tiles_to_mask(block, start, full, skip, BM: tl.constexpr, BN: tl.constexpr):
     """The columns from..to of start..full, rounded outwards to whole tiles, that hold pairs to skip."""
     first = tl.minimum(tl.maximum(block * BM + skip, start), full)
@@ -146,7 +155,7 @@ def sweep_pairs(
     accumulator, total, q, rows, columns_desc, low, high, n, m, offset, scale, order, skip,
     row_value, row_gradient, column_value, column_gradient,
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr,
-    GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
+    PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Columns low..high against the rows q; MASK where a tile has an edge or pairs to skip in it."""
     for j in range(low, high, BN):
@@ -159,7 +168,7 @@ def sweep_pairs(
             KIND, BY_ROW, BY_COLUMN,
         )  # fmt: skip
         if MASK:
-            keep = (columns[None, :] < high) & (columns[None, :] != rows[:, None] + skip)
+            keep = (columns[None, :] < high) & met(rows, columns, skip, PAIRED)
             z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
         if KIND != "softmax":
             total += total_of(penalty, z, KIND)
@@ -174,7 +183,7 @@ def fused_pairs(
     row_value, row_gradient, column_value, column_gradient,
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    SKIP: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
+    SKIP: tl.constexpr, PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """A block of BM rows against its share of the columns: row sums of the penalty and the rows' gradient."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -191,23 +200,23 @@ def fused_pairs(
     accumulator, total = sweep_pairs(
         accumulator, total, q, rows, columns_desc, start, first, n, m, offset, scale, order, skip,
         row_value, row_gradient, column_value, column_gradient,
-        KIND, BY_ROW, BY_COLUMN, BN, False, GRADIENT, PRECISE,
+        KIND, BY_ROW, BY_COLUMN, BN, False, PAIRED, GRADIENT, PRECISE,
     )  # fmt: skip
     if SKIP:
         accumulator, total = sweep_pairs(
             accumulator, total, q, rows, columns_desc, first, last, n, m, offset, scale, order, skip,
             row_value, row_gradient, column_value, column_gradient,
-            KIND, BY_ROW, BY_COLUMN, BN, True, GRADIENT, PRECISE,
+            KIND, BY_ROW, BY_COLUMN, BN, True, PAIRED, GRADIENT, PRECISE,
         )  # fmt: skip
         accumulator, total = sweep_pairs(
             accumulator, total, q, rows, columns_desc, last, full, n, m, offset, scale, order, skip,
             row_value, row_gradient, column_value, column_gradient,
-            KIND, BY_ROW, BY_COLUMN, BN, False, GRADIENT, PRECISE,
+            KIND, BY_ROW, BY_COLUMN, BN, False, PAIRED, GRADIENT, PRECISE,
         )  # fmt: skip
     accumulator, total = sweep_pairs(
         accumulator, total, q, rows, columns_desc, full, end, n, m, offset, scale, order, skip,
         row_value, row_gradient, column_value, column_gradient,
-        KIND, BY_ROW, BY_COLUMN, BN, True, GRADIENT, PRECISE,
+        KIND, BY_ROW, BY_COLUMN, BN, True, PAIRED, GRADIENT, PRECISE,
     )  # fmt: skip
     if KIND != "softmax":
         tl.store(total_ptr + part.to(tl.int64) * n + rows, total, mask=rows < n)
@@ -237,7 +246,7 @@ def tile_weights(
     row_value, row_gradient, column_value, column_gradient,
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SIDE: tl.constexpr,
-    GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
+    PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Slopes of the tile of SIDE x SIDE pairs at (row0, column0) into a buffer, and sums of the penalty."""
     program = tl.program_id(0)
@@ -258,7 +267,7 @@ def tile_weights(
     )  # fmt: skip
     meets = (column < row + BM + skip) & (column + BN > row + skip)
     if meets | (row + BM > n) | (column + BN > m):
-        keep = (rows[:, None] < n) & (columns[None, :] < m) & (columns[None, :] != rows[:, None] + skip)
+        keep = (rows[:, None] < n) & (columns[None, :] < m) & met(rows, columns, skip, PAIRED)
         z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
     if KIND != "softmax":
         tl.store(total_ptr + program, tl.sum(total_of(penalty, z, KIND), 0))
@@ -313,14 +322,15 @@ def apply_weights(
 @triton.jit
 def sweep_logsumexp(
     peak, total, x_desc, columns_desc, row, rows, low, high, d, scale, skip,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MASK: tl.constexpr, PRECISE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MASK: tl.constexpr,
+    PAIRED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Columns low..high into a running maximum and sum of powers of two of each row."""
     for j in range(low, high, BN):
         z = scale * tile_products(x_desc, columns_desc, row, j, d, BM, BN, BK, PRECISE)
         if MASK:
             columns = j + tl.arange(0, BN)
-            keep = (columns[None, :] < high) & (columns[None, :] != rows[:, None] + skip)
+            keep = (columns[None, :] < high) & met(rows, columns, skip, PAIRED)
             z = tl.where(keep, z, -float("inf"))
         higher = tl.maximum(peak, tl.max(z, 1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have nothing in this tile
@@ -332,7 +342,8 @@ def sweep_logsumexp(
 @triton.jit(do_not_specialize=["skip"])
 def fused_logsumexp(
     x_desc, columns_desc, result_ptr, n, m, d, scale, skip, share,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr, PRECISE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr,
+    PAIRED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """A block of BM rows against its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -347,17 +358,17 @@ def fused_logsumexp(
     if SKIP:
         first, last = tiles_to_mask(block, start, full, skip, BM, BN)
     peak, total = sweep_logsumexp(
-        peak, total, x_desc, columns_desc, row, rows, start, first, d, scale, skip, BM, BN, BK, False, PRECISE
+        peak, total, x_desc, columns_desc, row, rows, start, first, d, scale, skip, BM, BN, BK, False, PAIRED, PRECISE
     )
     if SKIP:
         peak, total = sweep_logsumexp(
-            peak, total, x_desc, columns_desc, row, rows, first, last, d, scale, skip, BM, BN, BK, True, PRECISE
+            peak, total, x_desc, columns_desc, row, rows, first, last, d, scale, skip, BM, BN, BK, True, PAIRED, PRECISE
         )
         peak, total = sweep_logsumexp(
-            peak, total, x_desc, columns_desc, row, rows, last, full, d, scale, skip, BM, BN, BK, False, PRECISE
+            peak, total, x_desc, columns_desc, row, rows, last, full, d, scale, skip, BM, BN, BK, False, PAIRED, PRECISE
         )
     peak, total = sweep_logsumexp(
-        peak, total, x_desc, columns_desc, row, rows, full, end, d, scale, skip, BM, BN, BK, True, PRECISE
+        peak, total, x_desc, columns_desc, row, rows, full, end, d, scale, skip, BM, BN, BK, True, PAIRED, PRECISE
     )
     result = 0.6931471805599453 * (peak + tl.log2(total))  # log 2: back to natural units
     tl.store(result_ptr + part.to(tl.int64) * n + rows, result, mask=rows < n)

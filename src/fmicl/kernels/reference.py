@@ -25,15 +25,18 @@ def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None 
     return values.sum()
 
 
-def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None) -> Tensor:
-    """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip."""
+def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None, paired: bool = False) -> Tensor:
+    """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip (see `fmicl.kernels.contract`)."""
     logits = scale * _products(x, other)
     if skip is not None:
-        logits = logits.masked_fill(_skipped(x, other, skip), -math.inf)
+        logits = logits.masked_fill(_skipped(x, other, skip, paired), -math.inf)
     return logits.logsumexp(dim=1)
 
 
-def _skipped(x: Tensor, other: Tensor, skip: int) -> Tensor:
+def _skipped(x: Tensor, other: Tensor, skip: int, paired: bool = False) -> Tensor:
+    if paired:
+        row, column = (torch.arange(len(value), device=x.device) for value in (x, other))
+        return (row[:, None] + skip) // 2 == column[None, :] // 2
     return torch.ones(len(x), len(other), dtype=torch.bool, device=x.device).triu(skip).tril(skip)
 
 

@@ -17,7 +17,15 @@ from torch import Tensor
 from fmicl.kernels.contract import Normaliser, PairFunction
 from fmicl.numerics import exact_matmul
 
-__all__ = ["logsumexp_both", "logsumexp_gradient", "logsumexp_rows", "pair_both", "pair_rows", "pair_symmetric"]
+__all__ = [
+    "logsumexp_both",
+    "logsumexp_gradient",
+    "logsumexp_rows",
+    "logsumexp_symmetric",
+    "pair_both",
+    "pair_rows",
+    "pair_symmetric",
+]
 
 # Rows and columns of a tile. Large enough that the matrix product runs at full rate, small enough that the few
 # arrays of its size stay in a core's cache (CPU) or far below the memory of anything else (GPU).
@@ -64,14 +72,20 @@ class _Tiles:
         return torch.addmm(self.offset, a, b.T, alpha=self.scale, out=out)
 
 
-def _diagonal(tile: Tensor, skip: int | None, row: int, column: int) -> Tensor | None:
-    """The entries of a tile at (row, column) that lie on j = i + skip, as a view; None if there are none."""
+def _left_out(tile: Tensor, skip: int | None, row: int, column: int, paired: bool = False) -> list[Tensor]:
+    """The entries of a tile at (row, column) that lie on j = i + skip, as views; those of their partners if paired."""
     if skip is None:
-        return None
+        return []
     offset = row + skip - column
-    if offset >= tile.shape[1] or -offset >= tile.shape[0]:
-        return None
-    return tile.diagonal(offset)
+    found = [tile.diagonal(offset)] if _meets(tile, offset) else []
+    if paired:  # row and offset are even: the next column's, of even rows, and the one's before, of odd rows
+        found += [tile.diagonal(offset + 1)[max(0, -offset - 1) % 2 :: 2]] if _meets(tile, offset + 1) else []
+        found += [tile.diagonal(offset - 1)[(max(0, 1 - offset) + 1) % 2 :: 2]] if _meets(tile, offset - 1) else []
+    return found
+
+
+def _meets(tile: Tensor, offset: int) -> bool:
+    return -tile.shape[0] < offset < tile.shape[1]
 
 
 def to_send(rows: Tensor) -> Tensor:
@@ -157,13 +171,14 @@ def _evaluate(
     else:
         penalty, slope = function.penalty(z), None
     for values in (penalty, slope):
-        if values is not None and (skipped := _diagonal(values, skip, row, column)) is not None:
-            skipped.zero_()
+        if values is not None:
+            for skipped in _left_out(values, skip, row, column):
+                skipped.zero_()
     return penalty.sum(), slope
 
 
 @_exactly
-def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -> Tensor:
+def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False) -> Tensor:
     """log sum_j exp(scale x_i.o_j), by a running maximum and a running sum."""
     x, columns = x.contiguous(), columns.contiguous()
     tile = _tile(x)
@@ -173,7 +188,7 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
             z = tiles(x[i:i_end], columns[j:j_end])
-            if (skipped := _diagonal(z, skip, i, j)) is not None:
+            for skipped in _left_out(z, skip, i, j, paired):
                 skipped.fill_(-torch.inf)
             higher = torch.maximum(peak[i:i_end], z.amax(dim=1))
             # a row may have had nothing but a skipped pair up to here: then its maximum is no number to take away
@@ -186,7 +201,13 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None) -
 
 @_exactly
 def logsumexp_gradient(
-    x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser | None, others: Normaliser | None
+    x: Tensor,
+    columns: Tensor,
+    scale: float,
+    skip: int | None,
+    rows: Normaliser | None,
+    others: Normaliser | None,
+    paired: bool = False,
 ) -> Tensor:
     """What the gradient of log-sum-exps over rows, and over columns, sends to the rows x."""
     x, columns = x.contiguous(), columns.contiguous()
@@ -210,7 +231,7 @@ def logsumexp_gradient(
             weight = z.sub_(value).exp_().mul_(factor)
             if second is not None:
                 weight += second
-            if (skipped := _diagonal(weight, skip, i, j)) is not None:
+            for skipped in _left_out(weight, skip, i, j, paired):
                 skipped.zero_()
             grad[i:i_end].addmm_(weight, b, alpha=scale)
     return grad
@@ -220,6 +241,31 @@ def _columns_of(others: Normaliser | None, start: int, end: int) -> tuple[Tensor
     if others is None:
         raise ValueError("a gradient comes from normalisers of rows, of columns, or of both; got neither")
     return others.value[None, start:end], others.gradient[None, start:end]
+
+
+@_exactly
+def logsumexp_symmetric(x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False) -> Tensor:
+    """What the gradient of log-sum-exps of x against itself sends to x: tiles above the diagonal serve both sides."""
+    x = x.contiguous()
+    tile = _tile(x)
+    tiles = _Tiles(x, x, 0.0, scale)
+    spare = torch.empty_like(tiles.buffer)
+    grad = torch.zeros_like(x)
+    for i, i_end in _spans(len(x), tile):
+        for j, j_end in _spans(len(x), tile):
+            if j < i:
+                continue
+            a, b = x[i:i_end], x[j:j_end]
+            z = tiles(a, b)
+            by_column = torch.sub(z, rows.value[None, j:j_end], out=spare[: z.numel()].view_as(z))
+            by_column.exp_().mul_(rows.gradient[None, j:j_end])
+            weight = z.sub_(rows.value[i:i_end, None]).exp_().mul_(rows.gradient[i:i_end, None]).add_(by_column)
+            for skipped in _left_out(weight, skip, i, j, paired):
+                skipped.zero_()
+            grad[i:i_end].addmm_(weight, b, alpha=scale)
+            if i != j:
+                grad[j:j_end].addmm_(weight.T, a, alpha=scale)
+    return grad
 
 
 @_exactly
@@ -235,7 +281,7 @@ def logsumexp_both(
         for j, j_end in _spans(len(columns), tile):
             a, b = x[i:i_end], columns[j:j_end]
             weight = tiles(a, b).sub_(rows.value[i:i_end, None]).exp_().mul_(rows.gradient[i:i_end, None])
-            if (skipped := _diagonal(weight, skip, i, j)) is not None:
+            for skipped in _left_out(weight, skip, i, j):
                 skipped.zero_()
             grad_x[i:i_end].addmm_(weight, b, alpha=scale)
             grad_columns[j:j_end].addmm_(weight.T, a, alpha=scale)

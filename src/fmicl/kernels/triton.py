@@ -22,8 +22,8 @@ from fmicl.kernels.lowering import LOG2E, Lowered, lower
 __all__ = ["TritonBackend", "interpreting"]
 
 _NO_SKIP = 2**30  # no column is that far from its row
-_FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor well
-_FUSED_ROWS = 1024  # up to which a deeper block does too: it is slower than two steps, but one program instead of many
+_FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor
+_FEW = 1024  # rows, of which small tiles keep more of the GPU busy
 _SIDE = 5632  # of the tile whose slopes are written: 60 MiB in bfloat16, about the L2 cache of a large GPU
 
 
@@ -110,7 +110,9 @@ class TritonBackend:
         total, grad = self._pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
         return lowered.gain * total + lowered.constant * (len(x) * (len(x) - 1)), grad
 
-    def logsumexp_rows(self, x: Tensor, columns: Tensor, scale: float, skip: int | None) -> Tensor:
+    def logsumexp_rows(
+        self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
+    ) -> Tensor:
         """log sum_j exp(scale x_i.o_j)."""
         x, columns = self._operand(x), self._operand(columns)
         n, m, d = len(x), len(columns), x.shape[1]
@@ -121,8 +123,8 @@ class TritonBackend:
         launch(device.fused_logsumexp, (blocks, parts))(
             _descriptor(x, rows, depth), _descriptor(columns, width, depth), result, n, m, d,
             LOG2E * scale, _NO_SKIP if skip is None else skip, share,
-            BM=rows, BN=width, BK=depth, SKIP=skip is not None, PRECISE=not self.fast,
-            num_warps=8 if self.fast else 4, num_stages=3,
+            BM=rows, BN=width, BK=depth, SKIP=skip is not None, PAIRED=paired,
+            PRECISE=not self.fast, num_warps=8 if self.fast else 4, num_stages=3,
         )  # fmt: skip
         return result[0] if parts == 1 else result.logsumexp(dim=0)
 
@@ -134,10 +136,11 @@ class TritonBackend:
         skip: int | None,
         rows: Normaliser | None,
         others: Normaliser | None,
+        paired: bool = False,
     ) -> Tensor:
         """What the gradient of log-sum-exps over rows, and over columns, sends to the rows x."""
         lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
-        _, grad = self._pairs(x, columns, lowered, skip, True, rows, others)
+        _, grad = self._pairs(x, columns, lowered, skip, True, rows, others, paired)
         assert grad is not None
         return grad
 
@@ -154,6 +157,15 @@ class TritonBackend:
             self.logsumexp_gradient(x, columns, scale, skip, rows, None),
             self.logsumexp_gradient(columns, x, scale, mirrored, None, rows),
         )
+
+    def logsumexp_symmetric(
+        self, x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False
+    ) -> Tensor:
+        """What the gradient of log-sum-exps of x against itself sends to x."""
+        lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
+        _, grad = self._pairs(x, None, lowered, skip, True, rows, rows, paired)
+        assert grad is not None
+        return grad
 
     def _together(self, x: Tensor) -> bool:
         """Whether rows and columns get their gradients from one buffer of slopes."""
@@ -179,6 +191,7 @@ class TritonBackend:
         gradient: bool,
         rows: Normaliser | None = None,
         others: Normaliser | None = None,
+        paired: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Sums and gradient up to gain and constant; columns=None is x itself."""
         width = x.shape[1]
@@ -186,11 +199,13 @@ class TritonBackend:
         dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         x = self._operand(x)
         other = x if columns is None else self._operand(columns)
-        shape = self._fused_shape(len(x), x.shape[1], lowered.kind)
+        shape = self._fused_shape(x.shape[1], lowered.kind)
         if shape is not None:
-            total, grad = self._fused(shape, x, other, lowered, skip, gradient, rows, others, dtype)
+            total, grad = self._fused(shape, x, other, lowered, skip, gradient, rows, others, dtype, paired)
         else:
-            total, grad, _ = self._two_steps(x, other, lowered, skip, gradient, columns is None, rows, others)
+            total, grad, _ = self._two_steps(
+                x, other, lowered, skip, gradient, columns is None, rows, others, paired=paired
+            )
         return total, grad if grad is None or grad.shape[1] == width else grad[:, :width]
 
     def _operand(self, x: Tensor) -> Tensor:
@@ -205,7 +220,7 @@ class TritonBackend:
     def _operand_type(self, x: Tensor) -> Tensor:
         return x.to(torch.bfloat16 if self.fast else torch.float32)
 
-    def _fused_shape(self, n: int, d: int, kind: str) -> _Shape | None:
+    def _fused_shape(self, d: int, kind: str) -> _Shape | None:
         """Tiles for which a block of rows and its gradient fit a multiprocessor; None if there are none."""
         if not self.fast:
             return _Shape(128, 32, 8, 2) if d <= 128 else None
@@ -213,7 +228,7 @@ class TritonBackend:
             return _FUSED_128.get(kind, _Shape(128, 64, 8, 3))
         if d <= _FUSED_DEPTH:
             return _Shape(128, 64, 8, 4 if kind == "exp" else 3)
-        return _Shape(64, 128, 8, 1) if d <= 512 and n <= _FUSED_ROWS else None
+        return None
 
     def _fused(
         self,
@@ -226,6 +241,7 @@ class TritonBackend:
         rows: Normaliser | None,
         others: Normaliser | None,
         dtype: torch.dtype,
+        paired: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Tiles of rows with their gradient in registers; `dtype` is the gradient's."""
         n, m, d = len(x), len(columns), x.shape[1]
@@ -240,7 +256,7 @@ class TritonBackend:
             *_normalisers(rows, others, total),
             KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
             BM=shape.rows, BN=shape.columns, BD=padded,
-            SKIP=skip is not None, GRADIENT=gradient, PRECISE=not self.fast,
+            SKIP=skip is not None, PAIRED=paired, GRADIENT=gradient, PRECISE=not self.fast,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         summed = total.sum(dtype=torch.float64)
@@ -249,8 +265,10 @@ class TritonBackend:
         return summed, grad[0] if parts == 1 else grad.sum(dim=0)
 
     def _steps(self, n: int) -> _Steps:
-        side = 2048 if n <= 4096 else _SIDE  # a small batch's buffer stays about as small as its gradient
-        return _Steps(128, 128, 64, side, 4, 3) if self.fast else _Steps(64, 64, 32, side // 2, 4, 3)
+        side = min(2048, _SIDE) if n <= 8192 else _SIDE  # a small batch's buffer is about as small as its gradient
+        if not self.fast:
+            return _Steps(64, 64, 32, side // 2, 4, 3)
+        return _Steps(64, 64, 64, side, 4, 3) if n <= _FEW else _Steps(128, 128, 64, side, 4, 3)
 
     def _two_steps(
         self,
@@ -263,6 +281,7 @@ class TritonBackend:
         rows: Normaliser | None,
         others: Normaliser | None,
         both: bool = False,
+        paired: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Slopes of a large tile into a buffer, then the products with it; above the diagonal only if symmetric.
 
@@ -298,7 +317,8 @@ class TritonBackend:
                 x_rows, other_rows, written, totals[index], i, j, n, m, d,
                 lowered.offset, lowered.scale, lowered.order, _NO_SKIP if skip is None else skip, *vectors,
                 KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
-                BM=step.rows, BN=step.columns, BK=step.depth, GROUP=8, GRADIENT=gradient, **options,
+                BM=step.rows, BN=step.columns, BK=step.depth, GROUP=8, PAIRED=paired, GRADIENT=gradient,
+                **options,
             )  # fmt: skip
             if grad is None:
                 continue
@@ -335,10 +355,12 @@ def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, 
 
 def _normalisers(rows: Normaliser | None, others: Normaliser | None, unused: Tensor) -> tuple[Tensor, ...]:
     """Values in units of log 2, and gradients, of rows and of columns."""
-    vectors: list[Tensor] = []
-    for given in (rows, others):
-        vectors += [unused, unused] if given is None else [(LOG2E * given.value).float(), given.gradient.contiguous()]
-    return tuple(vectors)
+    of_rows = _in_units_of_log2(rows, unused)
+    return (*of_rows, *(of_rows if others is rows else _in_units_of_log2(others, unused)))
+
+
+def _in_units_of_log2(given: Normaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
+    return (unused, unused) if given is None else ((LOG2E * given.value).float(), given.gradient.contiguous())
 
 
 def _skipped_pairs(n: int, m: int, skip: int | None) -> int:

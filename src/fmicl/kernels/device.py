@@ -321,13 +321,17 @@ def apply_weights(
 
 @triton.jit
 def sweep_logsumexp(
-    peak, total, x_desc, columns_desc, row, rows, low, high, d, scale, skip,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, MASK: tl.constexpr,
+    peak, total, q, x_desc, columns_desc, row, rows, low, high, d, scale, skip,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, MASK: tl.constexpr,
     PAIRED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Columns low..high into a running maximum and sum of powers of two of each row."""
+    """Columns low..high into a running maximum and sum of powers of two of each row; q is the rows if they are HELD."""
     for j in range(low, high, BN):
-        z = scale * tile_products(x_desc, columns_desc, row, j, d, BM, BN, BK, PRECISE)
+        if HELD:
+            c = multiply(q, tl.trans(columns_desc.load([j, 0])), tl.zeros((BM, BN), tl.float32), PRECISE)
+        else:
+            c = tile_products(x_desc, columns_desc, row, j, d, BM, BN, BK, PRECISE)
+        z = scale * c
         if MASK:
             columns = j + tl.arange(0, BN)
             keep = (columns[None, :] < high) & met(rows, columns, skip, PAIRED)
@@ -342,13 +346,17 @@ def sweep_logsumexp(
 @triton.jit(do_not_specialize=["skip"])
 def fused_logsumexp(
     x_desc, columns_desc, result_ptr, n, m, d, scale, skip, share,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SKIP: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, SKIP: tl.constexpr,
     PAIRED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """A block of BM rows against its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units."""
+    """A block of BM rows against its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units.
+
+    HELD rows are read once, and BK is all of their depth.
+    """
     block, part = tl.program_id(0), tl.program_id(1)
     row = block * BM
     rows = row + tl.arange(0, BM)
+    q = x_desc.load([row, 0]) if HELD else rows
     peak = tl.full((BM,), -float("inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     start = part * share
@@ -358,17 +366,21 @@ def fused_logsumexp(
     if SKIP:
         first, last = tiles_to_mask(block, start, full, skip, BM, BN)
     peak, total = sweep_logsumexp(
-        peak, total, x_desc, columns_desc, row, rows, start, first, d, scale, skip, BM, BN, BK, False, PAIRED, PRECISE
-    )
+        peak, total, q, x_desc, columns_desc, row, rows, start, first, d, scale, skip,
+        BM, BN, BK, HELD, False, PAIRED, PRECISE,
+    )  # fmt: skip
     if SKIP:
         peak, total = sweep_logsumexp(
-            peak, total, x_desc, columns_desc, row, rows, first, last, d, scale, skip, BM, BN, BK, True, PAIRED, PRECISE
-        )
+            peak, total, q, x_desc, columns_desc, row, rows, first, last, d, scale, skip,
+            BM, BN, BK, HELD, True, PAIRED, PRECISE,
+        )  # fmt: skip
         peak, total = sweep_logsumexp(
-            peak, total, x_desc, columns_desc, row, rows, last, full, d, scale, skip, BM, BN, BK, False, PAIRED, PRECISE
-        )
+            peak, total, q, x_desc, columns_desc, row, rows, last, full, d, scale, skip,
+            BM, BN, BK, HELD, False, PAIRED, PRECISE,
+        )  # fmt: skip
     peak, total = sweep_logsumexp(
-        peak, total, x_desc, columns_desc, row, rows, full, end, d, scale, skip, BM, BN, BK, True, PAIRED, PRECISE
-    )
+        peak, total, q, x_desc, columns_desc, row, rows, full, end, d, scale, skip,
+        BM, BN, BK, HELD, True, PAIRED, PRECISE,
+    )  # fmt: skip
     result = 0.6931471805599453 * (peak + tl.log2(total))  # log 2: back to natural units
     tl.store(result_ptr + part.to(tl.int64) * n + rows, result, mask=rows < n)

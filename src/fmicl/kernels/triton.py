@@ -116,15 +116,17 @@ class TritonBackend:
         """log sum_j exp(scale x_i.o_j)."""
         x, columns = self._operand(x), self._operand(columns)
         n, m, d = len(x), len(columns), x.shape[1]
-        rows, width, depth = (128, 128, 64) if self.fast else (64, 64, 32)
-        blocks = _blocks(n, rows)
-        parts, share = _split(blocks, m, width, x.device)
+        held = self.fast and d <= _FUSED_DEPTH
+        shape = self._held_shape(d) if held else _Shape(128, 128, 8, 3) if self.fast else _Shape(64, 64, 4, 3)
+        depth = 1 << (d - 1).bit_length() if held else 64 if self.fast else 32
+        blocks = _blocks(n, shape.rows)
+        parts, share = _split(blocks, m, shape.columns, x.device)
         result = torch.empty(parts, n, dtype=torch.float32, device=x.device)
         launch(device.fused_logsumexp, (blocks, parts))(
-            _descriptor(x, rows, depth), _descriptor(columns, width, depth), result, n, m, d,
+            _descriptor(x, shape.rows, depth), _descriptor(columns, shape.columns, depth), result, n, m, d,
             LOG2E * scale, _NO_SKIP if skip is None else skip, share,
-            BM=rows, BN=width, BK=depth, SKIP=skip is not None, PAIRED=paired,
-            PRECISE=not self.fast, num_warps=8 if self.fast else 4, num_stages=3,
+            BM=shape.rows, BN=shape.columns, BK=depth, HELD=held, SKIP=skip is not None, PAIRED=paired,
+            PRECISE=not self.fast, num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         return result[0] if parts == 1 else result.logsumexp(dim=0)
 
@@ -229,6 +231,10 @@ class TritonBackend:
         if d <= _FUSED_DEPTH:
             return _Shape(128, 64, 8, 4 if kind == "exp" else 3)
         return None
+
+    def _held_shape(self, d: int) -> _Shape:
+        """Of a log-sum-exp that reads its rows once: small enough for two programs on a multiprocessor."""
+        return _Shape(256, 64, 8, 2) if d <= 128 else _Shape(128, 64, 8, 3)
 
     def _fused(
         self,

@@ -350,3 +350,32 @@ def test_a_command_is_watched_line_by_line() -> None:
     assert whole >= lines[1][0]
     with pytest.raises(subprocess.CalledProcessError):
         command.watch([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+@pytest.mark.parametrize(("needed", "longest"), [(3, 4), (0, 1), (1000, 32)])
+def test_python_gets_the_head_start_that_it_needs(needed: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that sleeps as told, and a step whose launches take so many head starts."""
+    measure = module("measure")
+    slept: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            return bool(slept[-1] <= needed * measure.AHEAD)
+
+        def elapsed_time(self, _: Event) -> float:
+            return 1e3 * slept[-1]
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    times = measure._events(lambda: torch.zeros(()), (), 3)
+    assert len(times) == 3
+    assert max(slept) == longest * measure.AHEAD
+    assert all(time > needed * measure.AHEAD for time in times) or longest == 2**measure.LONGER
+    assert slept[-1] == (longest if needed < longest else 1) * measure.AHEAD

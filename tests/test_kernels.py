@@ -126,6 +126,8 @@ class TestPairs:
         """Odd sizes, both programs, small and large tiles, one and several, columns in one part and several."""
         monkeypatch.setattr("fmicl.kernels.triton._SIDE", 256)
         monkeypatch.setattr("fmicl.kernels.triton._FEW", few)
+        if few == 0:  # a GPU that large tiles would leave idle
+            monkeypatch.setattr("fmicl.kernels.triton.processors", lambda _: 132)
         backend, function = TritonBackend(fast), FUNCTIONS["vlc"]
         x, other = rows(n, d), rows(n + 3, d, 1)
         tolerance = 1e-2 if fast else 2e-5
@@ -259,6 +261,26 @@ def test_no_number_is_copied_to_the_device(name: str, kernel: Kernel, monkeypatc
     x, y = (rows(130, 520, seed).bfloat16().requires_grad_() for seed in (0, 1))
     with Watch():  # type: ignore[no-untyped-call]
         make(name, None if name == "kl" else "both", kernel)(x, y).backward()
+
+
+@pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+def test_a_gradient_is_handed_on_and_not_copied(kernel: Kernel) -> None:
+    """It may be most of a loss's memory: the leaf keeps the tensor that the kernel wrote."""
+    made: list[int] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket.__name__ in ("clone", "copy_", "new_empty_strided"):
+                made.append(out.numel())
+            return out
+
+    x = rows(130, 48).requires_grad_()
+    total = kernels.pair_sum(x, None, FUNCTIONS["kl"], 0, kernel=kernel)
+    with Watch():  # type: ignore[no-untyped-call]
+        total.backward()
+    assert x.grad is not None
+    assert x.numel() not in made
 
 
 @needs_triton

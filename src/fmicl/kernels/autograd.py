@@ -76,7 +76,10 @@ class _PairSum(torch.autograd.Function):
             require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
             return (*grads, None, None, None, None)
-        scaled = [None if value is None else _scaled(value, grad) for value in (grad_x, grad_other)]
+        found = zip((grad_x, grad_other), ctx.saved_tensors, strict=True)
+        if used_once():
+            ctx.gradients = None  # whoever gets them may keep them: what others hold too would be copied
+        scaled = [None if value is None else _scaled(value, grad, given.dtype) for value, given in found]
         return (*scaled, None, None, None, None)
 
 
@@ -190,8 +193,13 @@ def _dense_gradients(
     )
 
 
-def _scaled(value: Tensor, factor: Tensor) -> Tensor:
-    """value * factor, in place where the graph is used only this once: the gradient may be most of the memory."""
+def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """value * factor in the type of what it is the gradient of, read and written once.
+
+    In place where that type is value's and the graph is used only this once: the gradient may be most of the memory.
+    """
+    if value.dtype != dtype:
+        return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
     return value.mul_(factor) if used_once() else value * factor
 
 

@@ -179,13 +179,13 @@ def sweep_pairs(
 
 @triton.jit(do_not_specialize=["skip"])
 def fused_pairs(
-    x_desc, columns_desc, gradient_ptr, total_ptr, n, m, d, offset, scale, order, gain, skip, share,
+    x_desc, columns_desc, gradient_ptr, total_ptr, n, m, d, offset, scale, order, weight, gain, skip, share,
     row_value, row_gradient, column_value, column_gradient,
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     SKIP: tl.constexpr, PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """A block of BM rows against its share of the columns: row sums of the penalty and the rows' gradient."""
+    """A block of BM rows against its share of the columns: weight * row sums of the penalty, gain * the gradient."""
     block, part = tl.program_id(0), tl.program_id(1)
     rows = block * BM + tl.arange(0, BM)
     q = x_desc.load([block * BM, 0])
@@ -219,7 +219,7 @@ def fused_pairs(
         KIND, BY_ROW, BY_COLUMN, BN, True, PAIRED, GRADIENT, PRECISE,
     )  # fmt: skip
     if KIND != "softmax":
-        tl.store(total_ptr + part.to(tl.int64) * n + rows, total, mask=rows < n)
+        tl.store(total_ptr + part.to(tl.int64) * n + rows, total * weight, mask=rows < n)
     if GRADIENT:
         dims = tl.arange(0, BD)
         pointers = gradient_ptr + (part.to(tl.int64) * n + rows[:, None]) * d + dims[None, :]
@@ -240,15 +240,15 @@ def tile_products(
     return c
 
 
-@triton.jit(do_not_specialize=["row0", "column0", "skip", "n", "m"])
+@triton.jit(do_not_specialize=["row0", "column0", "skip", "n", "m", "total0"])
 def tile_weights(
-    x_desc, columns_desc, weights_desc, total_ptr, row0, column0, n, m, d, offset, scale, order, skip,
+    x_desc, columns_desc, weights_desc, total_ptr, total0, row0, column0, n, m, d, offset, scale, order, weight, skip,
     row_value, row_gradient, column_value, column_gradient,
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, SIDE: tl.constexpr,
     PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Slopes of the tile of SIDE x SIDE pairs at (row0, column0) into a buffer, and sums of the penalty."""
+    """Slopes of the tile of SIDE x SIDE pairs at (row0, column0) into a buffer, and weight * sums of the penalty."""
     program = tl.program_id(0)
     height_all = tl.cdiv(tl.minimum(n - row0, SIDE), BM)
     across = tl.cdiv(tl.minimum(m - column0, SIDE), BN)
@@ -270,17 +270,17 @@ def tile_weights(
         keep = (rows[:, None] < n) & (columns[None, :] < m) & met(rows, columns, skip, PAIRED)
         z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
     if KIND != "softmax":
-        tl.store(total_ptr + program, tl.sum(total_of(penalty, z, KIND), 0))
+        tl.store(total_ptr + total0 + program, weight * tl.sum(total_of(penalty, z, KIND), 0))
     if GRADIENT:
         weights_desc.store([block * BM, part * BN], slope.to(weights_desc.dtype))
 
 
 @triton.jit
 def accumulate_product(
-    weights_desc, factor_desc, out_ptr, block, part, row0, length, factor0, depth, d, gain,
+    weights_desc, factor_desc, out_ptr, block, part, row0, length, factor0, depth, d, gain, fresh,
     TRANSPOSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """out += gain * weights factor for one tile of out, or with the weights transposed."""
+    """out += gain * weights factor for one tile of out, or with the weights transposed; out = if it is fresh."""
     accumulator = tl.zeros((BM, BN), tl.float32)
     for start in range(0, depth, BK):
         if TRANSPOSED:
@@ -293,12 +293,16 @@ def accumulate_product(
     dims = part * BN + tl.arange(0, BN)
     pointers = out_ptr + (row0 + local)[:, None].to(tl.int64) * d + dims[None, :]
     inside = (local[:, None] < length) & (dims[None, :] < d)
-    tl.store(pointers, tl.load(pointers, mask=inside, other=0.0) + gain * accumulator, mask=inside)
+    accumulator *= gain
+    if fresh == 0:
+        accumulator += tl.load(pointers, mask=inside, other=0.0)
+    tl.store(pointers, accumulator, mask=inside)
 
 
-@triton.jit(do_not_specialize=["row0", "column0", "n", "m"])
+@triton.jit(do_not_specialize=["row0", "column0", "n", "m", "row_fresh", "column_fresh"])
 def apply_weights(
     weights_desc, transposed_desc, x_desc, columns_desc, row_out_ptr, column_out_ptr, row0, column0, n, m, d, gain,
+    row_fresh, column_fresh,
     BOTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SIDE: tl.constexpr,
     PRECISE: tl.constexpr,
 ):  # fmt: skip
@@ -310,12 +314,12 @@ def apply_weights(
     if program < for_rows:
         accumulate_product(
             weights_desc, columns_desc, row_out_ptr, program // across, program % across,
-            row0, height, column0, width, d, gain, False, BM, BN, BK, PRECISE,
+            row0, height, column0, width, d, gain, row_fresh, False, BM, BN, BK, PRECISE,
         )  # fmt: skip
     elif BOTH:
         accumulate_product(
             transposed_desc, x_desc, column_out_ptr, (program - for_rows) // across, (program - for_rows) % across,
-            column0, width, row0, height, d, gain, True, BM, BN, BK, PRECISE,
+            column0, width, row0, height, d, gain, column_fresh, True, BM, BN, BK, PRECISE,
         )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ Nothing here adds atomically: every output has one owner, so the same input give
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,9 +83,8 @@ class TritonBackend:
     ) -> tuple[Tensor, Tensor | None]:
         """sum_ij penalty(z_ij), and its gradient in the rows x."""
         lowered = _require(function)
-        pairs = len(x) * len(columns) - _skipped_pairs(len(x), len(columns), skip)
         total, grad = self._pairs(x, columns, lowered, skip, gradient)
-        return lowered.gain * total + lowered.constant * pairs, grad
+        return _with_constant(total, lowered, len(x), len(columns), skip), grad
 
     def pair_both(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None
@@ -95,9 +95,8 @@ class TritonBackend:
         """
         if self._together(x):
             lowered = _require(function)
-            pairs = len(x) * len(columns) - _skipped_pairs(len(x), len(columns), skip)
             total, *gradients = self._both(x, columns, lowered, skip, None)
-            return lowered.gain * total + lowered.constant * pairs, gradients[0], gradients[1]
+            return _with_constant(total, lowered, len(x), len(columns), skip), gradients[0], gradients[1]
         total, grad_x = self.pair_rows(x, columns, function, skip, True)
         _, grad_columns = self.pair_rows(columns, x, function, None if skip is None else -skip, True)
         assert grad_x is not None
@@ -108,7 +107,7 @@ class TritonBackend:
         """sum_{i != j} penalty(z_ij) of x with itself, and its whole gradient."""
         lowered = _require(function)
         total, grad = self._pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
-        return lowered.gain * total + lowered.constant * (len(x) * (len(x) - 1)), grad
+        return _with_constant(total, lowered, len(x), len(x), 0), grad
 
     def logsumexp_rows(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
@@ -195,7 +194,7 @@ class TritonBackend:
         others: Normaliser | None = None,
         paired: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Sums and gradient up to gain and constant; columns=None is x itself."""
+        """Sums, up to the constant, and gradient; columns=None is x itself."""
         width = x.shape[1]
         # A gradient that ends as bfloat16 is written as such; float16 would overflow before it is scaled.
         dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
@@ -258,14 +257,14 @@ class TritonBackend:
         grad = torch.empty(parts, n, d, dtype=dtype, device=x.device) if gradient else total
         launch(device.fused_pairs, (blocks, parts))(
             _descriptor(x, shape.rows, padded), _descriptor(columns, shape.columns, padded), grad, total, n, m, d,
-            lowered.offset, lowered.scale, lowered.order, lowered.slope, _NO_SKIP if skip is None else skip, share,
-            *_normalisers(rows, others, total),
+            lowered.offset, lowered.scale, lowered.order, lowered.gain, lowered.slope,
+            _NO_SKIP if skip is None else skip, share, *_normalisers(rows, others, total),
             KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
             BM=shape.rows, BN=shape.columns, BD=padded,
             SKIP=skip is not None, PAIRED=paired, GRADIENT=gradient, PRECISE=not self.fast,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
-        summed = total.sum(dtype=torch.float64)
+        summed = _summed(total, lowered)
         if not gradient:
             return summed, None
         return summed, grad[0] if parts == 1 else grad.sum(dim=0)
@@ -297,18 +296,16 @@ class TritonBackend:
         step = self._steps(max(n, m))
         spans = [(i, j) for i in range(0, n, step.side) for j in range(0, m, step.side) if not symmetric or j >= i]
         spans.sort(key=lambda span: symmetric and span[0] != span[1])  # those on the diagonal first
-        largest = _blocks(min(step.side, n), step.rows) * _blocks(min(step.side, m), step.columns)
-        totals = torch.zeros(len(spans), largest, dtype=torch.float32, device=x.device)
+        programs = [
+            _blocks(min(step.side, n - i), step.rows) * _blocks(min(step.side, m - j), step.columns) for i, j in spans
+        ]
+        totals = torch.empty(sum(programs), dtype=torch.float32, device=x.device)
         height = _blocks(min(step.side, n), step.rows) * step.rows
         width = _blocks(min(step.side, m), step.columns) * step.columns
         weights = torch.empty(height, width, dtype=x.dtype, device=x.device) if gradient else x
-        grad = torch.zeros(n, d, dtype=torch.float32, device=x.device) if gradient else None
-        mirrored = torch.zeros(m, d, dtype=torch.float32, device=x.device) if both else grad
-        x_rows, x_factor = _descriptor(x, step.rows, step.depth), _descriptor(x, step.depth, step.columns)
-        other_rows, other_factor = (
-            _descriptor(columns, step.columns, step.depth),
-            _descriptor(columns, step.depth, step.columns),
-        )
+        grad = torch.empty(n, d, dtype=torch.float32, device=x.device) if gradient else None
+        mirrored = torch.empty(m, d, dtype=torch.float32, device=x.device) if both else grad
+        x_rows, other_rows = _descriptor(x, step.rows, step.depth), _descriptor(columns, step.columns, step.depth)
         written, read, read_transposed = (
             _descriptor(weights, step.rows, step.columns),
             _descriptor(weights, step.rows, step.depth),
@@ -316,12 +313,15 @@ class TritonBackend:
         )
         vectors = _normalisers(rows, others, totals)
         options = {"num_warps": step.warps, "num_stages": step.stages, "PRECISE": not self.fast, "SIDE": step.side}
-        for index, (i, j) in enumerate(spans):
+        before = itertools.accumulate(programs, initial=0)
+        for (i, j), number, total0 in zip(spans, programs, before, strict=False):
             tall, wide = min(step.side, n - i), min(step.side, m - j)
             two_sides = both or (symmetric and i != j)
-            launch(device.tile_weights, (_blocks(tall, step.rows) * _blocks(wide, step.columns),))(
-                x_rows, other_rows, written, totals[index], i, j, n, m, d,
-                lowered.offset, lowered.scale, lowered.order, _NO_SKIP if skip is None else skip, *vectors,
+            # pairs above the diagonal stand for those below it too
+            weight = 2 * lowered.gain if symmetric and i != j else lowered.gain
+            launch(device.tile_weights, (number,))(
+                x_rows, other_rows, written, totals, total0, i, j, n, m, d,
+                lowered.offset, lowered.scale, lowered.order, weight, _NO_SKIP if skip is None else skip, *vectors,
                 KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
                 BM=step.rows, BN=step.columns, BK=step.depth, GROUP=8, PAIRED=paired, GRADIENT=gradient,
                 **options,
@@ -329,14 +329,16 @@ class TritonBackend:
             if grad is None:
                 continue
             tiles = _blocks(tall, step.rows) + (_blocks(wide, step.rows) if two_sides else 0)
-            launch(device.apply_weights, (tiles * _blocks(d, step.columns),))(
-                read, read_transposed, x_factor, other_factor, grad, mirrored, i, j, n, m, d, lowered.slope,
-                BOTH=two_sides, BM=step.rows, BN=step.columns, BK=step.depth, **options,
+            # what is written for the first time needn't be zeros before
+            row_fresh, column_fresh = (i == j, False) if symmetric else (j == 0, i == 0)
+            few = self.fast and tiles * _blocks(d, step.columns) < processors(x.device)
+            across = 64 if few else step.columns
+            launch(device.apply_weights, (tiles * _blocks(d, across),))(
+                read, read_transposed, _descriptor(x, step.depth, across), _descriptor(columns, step.depth, across),
+                grad, mirrored, i, j, n, m, d, lowered.slope, int(row_fresh), int(column_fresh),
+                BOTH=two_sides, BM=step.rows, BN=across, BK=step.depth, **options,
             )  # fmt: skip
-        once = _blocks(n, step.side) if symmetric else len(spans)
-        # pairs above the diagonal stand for those below it too
-        total = totals[:once].sum(dtype=torch.float64) + 2 * totals[once:].sum(dtype=torch.float64)
-        return total, grad, mirrored if both else None
+        return _summed(totals, lowered), grad, mirrored if both else None
 
 
 def _blocks(n: int, size: int) -> int:
@@ -367,6 +369,16 @@ def _normalisers(rows: Normaliser | None, others: Normaliser | None, unused: Ten
 
 def _in_units_of_log2(given: Normaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
     return (unused, unused) if given is None else ((LOG2E * given.value).float(), given.gradient.contiguous())
+
+
+def _summed(totals: Tensor, lowered: Lowered) -> Tensor:
+    """Of a softmax nothing is summed up, and nobody asks."""
+    return totals if lowered.kind == "softmax" else totals.sum(dtype=torch.float64)
+
+
+def _with_constant(total: Tensor, lowered: Lowered, n: int, m: int, skip: int | None) -> Tensor:
+    """The sum with what every pair has in common."""
+    return total + lowered.constant * (n * m - _skipped_pairs(n, m, skip)) if lowered.constant else total
 
 
 def _skipped_pairs(n: int, m: int, skip: int | None) -> int:

@@ -293,10 +293,8 @@ def accumulate_product(
     dims = part * BN + tl.arange(0, BN)
     pointers = out_ptr + (row0 + local)[:, None].to(tl.int64) * d + dims[None, :]
     inside = (local[:, None] < length) & (dims[None, :] < d)
-    accumulator *= gain
-    if fresh == 0:
-        accumulator += tl.load(pointers, mask=inside, other=0.0)
-    tl.store(pointers, accumulator, mask=inside)
+    old = tl.load(pointers, mask=inside & (local[:, None] < length * (1 - fresh)), other=0.0)
+    tl.store(pointers, old + gain * accumulator, mask=inside)
 
 
 @triton.jit(do_not_specialize=["row0", "column0", "n", "m", "row_fresh", "column_fresh"])

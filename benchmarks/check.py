@@ -29,7 +29,9 @@ from fmicl import kernels
 from fmicl.kernels import PairFunction, Square, reference
 from fmicl.kernels.triton import TritonBackend
 
-SIZES = [(2, 1), (77, 5), (1000, 64), (3000, 128), (5000, 200), (3000, 512), (9000, 512), (1500, 2048)]
+SIZES = [
+    (2, 1), (77, 5), (1000, 64), (3000, 128), (5000, 200), (500, 512), (3000, 512), (9000, 512), (1500, 2048)
+]  # fmt: skip
 QUICK = [(2, 1), (77, 5), (70, 200)]
 BOUNDS = {
     "fast": (1e-5, 5e-3),

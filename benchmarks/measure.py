@@ -95,11 +95,11 @@ def _once(step: Step, leaves: tuple[Tensor, ...]) -> float:
 def _events(step: Step, leaves: tuple[Tensor, ...], repeats: int) -> list[float]:
     """The GPU's own times: those of steps that Python was done with before the GPU began them.
 
-    Where Python needs longer than its head start, it gets one twice as long. A step for which no start was long enough
-    counts with the time that it took: it waits for the GPU itself, or its launches take longer than most steps do.
+    Where Python needs longer than its head start three times in a row, it gets one twice as long. A step for which no
+    start was long enough counts with the time that it took: it waits for the GPU itself.
     """
     times: list[float] = []
-    cycles, longest = AHEAD, AHEAD << LONGER
+    cycles, longest, misses = AHEAD, AHEAD << LONGER, 0
     while len(times) < repeats:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize()
@@ -111,8 +111,11 @@ def _events(step: Step, leaves: tuple[Tensor, ...], repeats: int) -> list[float]
         torch.cuda.synchronize()
         if ahead or cycles > longest:
             times.append(start.elapsed_time(end) / 1e3)
-        else:
-            cycles *= 2
+            misses = 0
+            continue
+        misses += 1
+        if misses == 3:
+            cycles, misses = 2 * cycles, 0
     return times
 
 

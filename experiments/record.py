@@ -157,7 +157,9 @@ def differences(record: Mapping[str, Any]) -> dict[str, Any]:
     if last:
         ignored |= {"sts_every"}
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # of another version: all fields count
-        ignored |= set(type(default).from_json(dict(record["settings"])).without_part(default))
+        read = type(default).from_json(dict(record["settings"]))
+        ours = {key: value for key, value in _flat(read.to_json()).items() if key in ours}
+        ignored |= set(read.without_part(default))
     found = {key: value for key, value in ours.items() if key not in ignored and usual.get(key) != value}
     return {**found, "exported": "last step"} if last else found
 

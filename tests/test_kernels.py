@@ -192,6 +192,27 @@ class TestPairs:
             found = backend.logsumexp_rows(x, x, 4.0, skip, paired)
             torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
 
+    @pytest.mark.parametrize("skip", [-4, 2, 66])
+    @pytest.mark.parametrize("d", [20, 200, 300])
+    def test_paired_rows_against_those_of_another_process(self, d: int, skip: int) -> None:
+        """Rows that stand elsewhere among the columns, as where several processes run, by every program."""
+        x, other = (rows(count, d, seed).bfloat16().float() for count, seed in ((150, 0), (214, 1)))
+        exact = x.double().requires_grad_()
+        values = 4.0 * exact @ other.double().T
+        same = (torch.arange(150)[:, None] + skip) // 2 == torch.arange(214)[None, :] // 2
+        values = values.masked_fill(same, -torch.inf).logsumexp(dim=1)
+        weights = torch.linspace(-1, 1, 150, dtype=torch.float64)
+        (wanted,) = torch.autograd.grad(values, exact, weights)
+        own = Normaliser(values.detach().float(), weights.float())
+        backends: list[tuple[Any, float]] = [(tiled, 2e-5)]
+        if interpreting():
+            backends += [(TritonBackend(False), 3e-5), (TritonBackend(True), 1e-2)]
+        for backend, bound in backends:
+            seen = backend.logsumexp_gradient(x, other, 4.0, skip, own, None, True)
+            assert float((seen.double() - wanted).norm()) <= bound * float(wanted.norm())
+            found = backend.logsumexp_rows(x, other, 4.0, skip, True)
+            torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
+
     @pytest.mark.parametrize("shift", [-6, 0, 2, 4])
     @pytest.mark.parametrize("height", [4, 7])
     def test_partners_in_a_tile(self, shift: int, height: int) -> None:
@@ -281,6 +302,30 @@ def test_a_gradient_is_handed_on_and_not_copied(kernel: Kernel) -> None:
         total.backward()
     assert x.grad is not None
     assert x.numel() not in made
+
+
+@pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+def test_what_a_sum_was_taken_of_may_change_before_its_gradient_is_asked_for(kernel: Kernel) -> None:
+    """A queue is overwritten when it is convenient; the gradient was ready with the sum."""
+    x, queue = rows(40, 16).requires_grad_(), rows(60, 16, 1)
+    (wanted,) = torch.autograd.grad(kernels.pair_sum(x, queue, FUNCTIONS["kl"], kernel=kernel), x)
+    total = kernels.pair_sum(x, queue, FUNCTIONS["kl"], kernel=kernel)
+    queue.zero_()
+    total.backward()
+    torch.testing.assert_close(x.grad, wanted, rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        total.backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+def test_gradients_of_several_factors_at_once(kernel: Kernel, dtype: torch.dtype) -> None:
+    x = rows(20, 300).to(dtype).requires_grad_()
+    total = kernels.pair_sum(x, None, FUNCTIONS["kl"], 0, kernel=kernel, fast=True)
+    (once,) = torch.autograd.grad(total, x, retain_graph=True)
+    factors = torch.tensor([1.0, 2.0])
+    (both,) = torch.autograd.grad(total, x, factors, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(both, torch.stack([once, 2 * once]))
 
 
 @needs_triton

@@ -50,6 +50,11 @@ def test_json_is_the_way_there_and_back(name: str) -> None:
     assert Recipe.from_json(json.loads(json.dumps(r.to_json()))) == r
 
 
+def test_json_that_left_the_momentum_to_the_method() -> None:
+    r = RECIPES["cifar10"].recipe
+    assert Recipe.from_json(r.to_json() | {"encoder_momentum": None}) == r
+
+
 def test_json_from_another_version_is_refused() -> None:
     settings = RECIPES["digits"].recipe.to_json() | {"colour": "red"}
     with pytest.raises(ValueError, match="colour"):

@@ -40,8 +40,8 @@ class Settings:
     # Method
     method: Method = "simclr"
     """Which embeddings are pairs, and who is a negative."""
-    encoder_momentum: float | None = None
-    """Of the momentum encoder (None: 0.99, for mocov3 rising to 1). MoCo's own 0.999 is for runs of a million steps."""
+    encoder_momentum: float = 0.99
+    """Of the momentum encoder; for mocov3 it rises to 1. MoCo's own 0.999 is for runs of a million steps."""
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
 
@@ -204,6 +204,8 @@ class Settings:
             raise ValueError(
                 f"settings hold fields that this version of fmicl doesn't know: {', '.join(sorted(unknown))}"
             )
+        if settings.get("encoder_momentum", 0.0) is None:  # which it was, for the default
+            settings = {**settings, "encoder_momentum": cls.encoder_momentum}
         paths = {name: Path(value) for name in cls.paths if (value := settings.get(name)) is not None}
         return cls(**{**settings, **paths})
 

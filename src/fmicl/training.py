@@ -214,7 +214,7 @@ def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
 def method_options(recipe: Settings) -> dict[str, Any]:
     """What a recipe's method takes beside encoder, objective and optimisation: momentum and queue."""
     options: dict[str, Any] = {}
-    if recipe.encoder_momentum is not None and recipe.method != "simclr":
+    if recipe.method != "simclr":
         options["momentum"] = recipe.encoder_momentum
     if method_class(recipe.method) is MoCo:
         options["queue"] = recipe.queue

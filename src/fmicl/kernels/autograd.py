@@ -65,21 +65,24 @@ class _PairSum(torch.autograd.Function):
         ctx.gradients = (grad_x, grad_other)
         ctx.save_for_backward(x, other)
         ctx.settings = (function, skip, world)
+        ctx.types = tuple(None if value is None else value.dtype for value in (x, other))
         return total.to(torch.promote_types(x.dtype, torch.float32))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad_x, grad_other = ctx.gradients
+        if ctx.gradients is None:
+            raise RuntimeError("this sum's gradient has been handed on: backward a second time needs retain_graph=True")
+        # Of the inputs nothing is asked: they may have been overwritten since, as a queue is.
+        found = zip(ctx.gradients, ctx.types, strict=True)
         if torch.is_grad_enabled():  # create_graph=True: the gradient itself must be differentiable
             x, other = ctx.saved_tensors
             function, skip, world = ctx.settings
             require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
             return (*grads, None, None, None, None)
-        found = zip((grad_x, grad_other), ctx.saved_tensors, strict=True)
         if used_once():
             ctx.gradients = None  # whoever gets them may keep them: what others hold too would be copied
-        scaled = [None if value is None else _scaled(value, grad, given.dtype) for value, given in found]
+        scaled = [None if value is None else _scaled(value, grad, dtype) for value, dtype in found]
         return (*scaled, None, None, None, None)
 
 
@@ -194,13 +197,15 @@ def _dense_gradients(
 
 
 def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """value * factor in the type of what it is the gradient of, read and written once.
+    """value * factor in the type of what it is the gradient of.
 
-    In place where that type is value's and the graph is used only this once: the gradient may be most of the memory.
+    Where the graph is used only this once, in place or in one pass: the gradient may be most of the memory.
     """
-    if value.dtype != dtype:
-        return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
-    return value.mul_(factor) if used_once() else value * factor
+    if not used_once():
+        return (value * factor).to(dtype)
+    if value.dtype == dtype:
+        return value.mul_(factor)
+    return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
 
 
 def used_once() -> bool:

@@ -134,7 +134,7 @@ def multiply(a, b, accumulator, PRECISE: tl.constexpr):
 
 
 @triton.jit
-def met(rows, columns, skip, PAIRED: tl.constexpr):
+def kept(rows, columns, skip, PAIRED: tl.constexpr):
     """Which pairs are to be kept: all but j = i + skip; if PAIRED, none of the same two rows."""
     if PAIRED:
         return (columns[None, :] >> 1) != ((rows[:, None] + skip) >> 1)
@@ -168,7 +168,7 @@ def sweep_pairs(
             KIND, BY_ROW, BY_COLUMN,
         )  # fmt: skip
         if MASK:
-            keep = (columns[None, :] < high) & met(rows, columns, skip, PAIRED)
+            keep = (columns[None, :] < high) & kept(rows, columns, skip, PAIRED)
             z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
         if KIND != "softmax":
             total += total_of(penalty, z, KIND)
@@ -267,7 +267,7 @@ def tile_weights(
     )  # fmt: skip
     meets = (column < row + BM + skip) & (column + BN > row + skip)
     if meets | (row + BM > n) | (column + BN > m):
-        keep = (rows[:, None] < n) & (columns[None, :] < m) & met(rows, columns, skip, PAIRED)
+        keep = (rows[:, None] < n) & (columns[None, :] < m) & kept(rows, columns, skip, PAIRED)
         z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
     if KIND != "softmax":
         tl.store(total_ptr + total0 + program, weight * tl.sum(total_of(penalty, z, KIND), 0))
@@ -336,7 +336,7 @@ def sweep_logsumexp(
         z = scale * c
         if MASK:
             columns = j + tl.arange(0, BN)
-            keep = (columns[None, :] < high) & met(rows, columns, skip, PAIRED)
+            keep = (columns[None, :] < high) & kept(rows, columns, skip, PAIRED)
             z = tl.where(keep, z, -float("inf"))
         higher = tl.maximum(peak, tl.max(z, 1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have nothing in this tile

@@ -232,7 +232,7 @@ class TritonBackend:
         return None
 
     def _held_shape(self, d: int) -> _Shape:
-        """Of a log-sum-exp that reads its rows once: small enough for two programs on a multiprocessor."""
+        """Of a log-sum-exp that reads its rows once: up to d = 128, two programs fit a multiprocessor."""
         return _Shape(256, 64, 8, 2) if d <= 128 else _Shape(128, 64, 8, 3)
 
     def _fused(

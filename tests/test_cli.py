@@ -95,6 +95,36 @@ def test_with_torch_alone_the_version_is_told_and_help_says_what_is_missing() ->
     assert all(words in done.stdout for words in ("torch alone", "train, sweep", "pip install -e '.[train]'"))
 
 
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("torch", [False, True])
+def test_a_command_ends_at_once_with_all_that_was_to_be_done_at_the_end(torch: bool, thread: bool) -> None:
+    """With torch there, nothing is taken apart; what asked to be called is, and a thread's work is waited for."""
+    script = f"""
+import atexit, sys, threading, time
+sys.modules.pop("torch", None)
+if {torch}:
+    sys.modules["torch"] = sys
+class Part:
+    def __del__(self, say=print):
+        say("taken apart")
+part = Part()
+atexit.register(print, "at the end")
+if {thread}:
+    threading.Thread(target=lambda: (time.sleep(0.3), print("work"))).start()
+from fmicl.__main__ import leave
+print("said", end=" ")
+leave(3)
+"""
+    stub = "import sys, types; sys.modules['fmicl'] = types.ModuleType('fmicl'); import fmicl\n"
+    stub += "fmicl.EXTRAS, fmicl.__version__, fmicl.how_to_install = {}, '0', None\n"
+    stub += f"fmicl.__path__ = [{str(Path(fmicl.__file__).parent)!r}]\n"
+    done = subprocess.run([sys.executable, "-c", stub + script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (3, "")
+    work = "work\n" if thread else ""
+    rest = "" if torch and not thread else "taken apart\n"
+    assert done.stdout == f"said {work}at the end\n{rest}"
+
+
 def test_load_encoder_says_which_extra_it_needs() -> None:
     done = without("safetensors", "import fmicl\nfmicl.FMICLLoss('kl')\nfmicl.load_encoder('run')")
     last = done.stderr.strip().splitlines()[-1]

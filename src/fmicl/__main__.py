@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
+import threading
+from typing import NoReturn
 
 from fmicl import EXTRAS, __version__, how_to_install
 
@@ -31,5 +35,25 @@ def main() -> int:
         return 2
 
 
+def command() -> NoReturn:
+    """`main` as a process of its own, which `leave`s with its exit code."""
+    leave(main())
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. Where torch was imported, at once: to take its modules apart takes Python a second or more.
+
+    Everything that asked to be called at the end is, and all output is written first. Where a thread still works,
+    Python waits for it as ever.
+    """
+    working = any(not thread.daemon and thread is not threading.current_thread() for thread in threading.enumerate())
+    if working or "torch" not in sys.modules:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -175,7 +175,7 @@ def test_solver_reaches_scikit_learns_optimum(digits: tuple[Tensor, ...], decay:
     assert (model.logits(z).softmax(dim=1) - expected).abs().max() < 5e-3
     weight, bias = torch.tensor(oracle.coef_).float(), torch.tensor(oracle.intercept_).float().unsqueeze(1)
     ours, theirs = model._objective(model.weight, model.bias, decay)[0], model._objective(weight, bias, decay)[0]
-    assert ours == pytest.approx(theirs, abs=2e-6)
+    assert float(ours) == pytest.approx(float(theirs), abs=2e-6)
 
 
 def test_solver_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_solver_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -
     loss, weight, bias = model._objective(model.weight, model.bias, 0.01)
     monkeypatch.setattr(_logistic, "_ROWS_CPU", 8)
     again = model._objective(model.weight, model.bias, 0.01)
-    assert again[0] == pytest.approx(loss, rel=1e-5)
+    assert float(again[0]) == pytest.approx(float(loss), rel=1e-5)
     torch.testing.assert_close(again[1:], (weight, bias), atol=1e-6, rtol=1e-4)
 
 

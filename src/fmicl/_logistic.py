@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fmicl._lbfgs import minimise
+
 # At a time: samples on a CPU, and logits on an accelerator (128 MiB of them, whatever the number of classes).
 _ROWS_CPU = 2048
 _LOGITS = 2**25
@@ -33,35 +35,23 @@ class LogisticRegression:
     def fit(self, decay: float, max_iterations: int) -> bool:
         """Minimise from where the weights are now; says whether that converged within the limit."""
         scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt()
-        point = torch.cat([self.weight, self.bias], dim=1) / scale
-        parts = [self.weight.shape[1], 1]
-        optimiser = torch.optim.LBFGS(
-            [point],
-            max_iter=max_iterations,
-            tolerance_grad=1e-5,
-            tolerance_change=1e-9,
-            history_size=20,
-            line_search_fn="strong_wolfe",
-        )
+        shape, parts = (len(self.weight), len(scale)), [self.weight.shape[1], 1]
 
-        @torch.no_grad()
-        def closure() -> float:
-            weight, bias = (scale * point).split_with_sizes(parts, dim=1)
-            loss, weight_gradient, bias_gradient = self._objective(weight, bias, decay)
-            point.grad = scale * torch.cat([weight_gradient, bias_gradient], dim=1)
-            return loss
+        def objective(point: Tensor) -> tuple[Tensor, Tensor]:
+            weight, bias = (scale * point.view(shape)).split_with_sizes(parts, dim=1)
+            loss, *gradients = self._objective(weight, bias, decay)
+            return loss, (scale * torch.cat(gradients, dim=1)).flatten()
 
-        optimiser.step(closure)  # type: ignore[no-untyped-call, unused-ignore]
-        self.weight, self.bias = (scale * point).split_with_sizes(parts, dim=1)
-        state = optimiser.state[point]
-        group = optimiser.param_groups[0]
-        return bool(state["n_iter"] < group["max_iter"] and state["func_evals"] < group["max_eval"])
+        start = torch.cat([self.weight, self.bias], dim=1) / scale
+        point, converged = minimise(objective, start.flatten(), iterations=max_iterations)
+        self.weight, self.bias = (scale * point.view(shape)).split_with_sizes(parts, dim=1)
+        return converged
 
     def logits(self, features: Tensor) -> Tensor:
         """(Q, classes) logits of (Q, d) features."""
         return functional.linear(features, self.weight, self.bias.squeeze(1))
 
-    def _objective(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[float, Tensor, Tensor]:
+    def _objective(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, and its gradients by weight and bias."""
         # Classes run along rows throughout: with few of them, these products and this softmax are several times
         # faster than in the usual layout. On a CPU, samples come in portions that its cache holds for both products.
@@ -77,4 +67,4 @@ class LogisticRegression:
             weight_gradient.addmm_(error, x, alpha=1.0 / count)
             bias_gradient += error.sum(dim=1, keepdim=True) / count
         loss = torch.stack([*losses, decay / 2 * weight.square().sum()]).sum()
-        return float(loss), weight_gradient, bias_gradient
+        return loss, weight_gradient, bias_gradient

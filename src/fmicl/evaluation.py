@@ -246,7 +246,7 @@ def linear_probe(
             feature is not finite.
 
     Example:
-        >>> x = torch.linspace(-1, 1, 80).unsqueeze(1)
+        >>> x = torch.cat([torch.linspace(-2, -1, 40), torch.linspace(1, 2, 40)]).unsqueeze(1)
         >>> result = linear_probe(x[::2], (x[::2, 0] > 0).long(), x[1::2], (x[1::2, 0] > 0).long())
         >>> result.accuracy
         100.0

@@ -112,6 +112,17 @@ def test_a_step_too_far_is_taken_back() -> None:
     assert max(seen) > 1
 
 
+def test_a_step_that_tells_nothing_takes_no_other_ones_place() -> None:
+    """Of three that are remembered, one whose gradient changed the wrong way, by rounding say."""
+    past = _lbfgs._Past(3, torch.ones(2))
+    for k in range(1, 4):
+        past.add(torch.tensor([float(k), 0.0]), torch.tensor([float(k), 0.0]), torch.ones(2))
+    past.add(torch.tensor([9.0, 0.0]), torch.tensor([-9.0, 0.0]), torch.ones(2))
+    past.add(torch.tensor([5.0, 0.0]), torch.tensor([5.0, 0.0]), torch.ones(2))
+    assert past.rows[past.steps, 0].tolist() == [2.0, 3.0, 5.0]
+    torch.testing.assert_close(past.direction(), -torch.ones(2))  # of a Hessian that is 1
+
+
 def test_too_few_iterations_are_told() -> None:
     matrix, target = quadratic(20, 1000.0, 1)
     point, there = minimise(

@@ -230,7 +230,7 @@ class Pairs:
             return self._rows(self.blocks[0], scale)
         views = torch.stack([self.x, self.y], dim=1).flatten(0, 1)
         world = self.world._replace(sizes=tuple(2 * size for size in self.world.sizes))
-        # one symmetric sum over all views: half of what its blocks cost one by one
+        # one symmetric sum over all views: less than its blocks cost one by one
         return kernels.row_logsumexp(
             views, None, scale, 0, kernel=self.kernel, fast=self.fast, world=world, paired=True
         )

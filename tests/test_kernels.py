@@ -21,15 +21,13 @@ from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend, interpreting
-from fmicl.numerics import exact_matmul, normalise
+from fmicl.numerics import exact_matmul
 from fmicl.shift import ShiftedCritic
+from unit_rows import needs_triton, rows
 
 F64 = torch.float64
 NAMES = fmicl.list_divergences()
 SIZES = [(2, 1), (3, 2), (17, 5), (64, 16), (130, 33), (200, 128)]
-needs_triton = pytest.mark.skipif(
-    not (interpreting() or torch.cuda.is_available()), reason="Triton has neither a GPU nor its interpreter"
-)
 
 
 class HalfPenalty(KL):
@@ -47,11 +45,6 @@ class HalfWithSlope(HalfPenalty):
 class HalfInPublic(KL):
     def penalty(self, r: Tensor | float) -> Tensor:
         return super().penalty(r) / 2
-
-
-def rows(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=F64)
-    return torch.nn.functional.normalize(x, dim=-1).to(dtype)
 
 
 def functions() -> dict[str, PairFunction]:
@@ -160,75 +153,6 @@ class TestPairs:
         by_rows = backend.logsumexp_both(x, other, 4.0, skip, own)
         for seen, true in zip(by_rows, torch.autograd.grad(values, exact, weights), strict=True):
             assert float((seen.double() - true).norm()) <= tolerance * float(true.norm())
-
-    @pytest.mark.parametrize(("skip", "paired"), [(None, False), (0, False), (0, True)])
-    @pytest.mark.parametrize(("n", "d", "few"), [(4, 5, 1024), (300, 40, 1024), (300, 300, 1024), (300, 300, 0)])
-    def test_symmetric_log_sum_exps(
-        self, n: int, d: int, few: int, skip: int | None, paired: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Rows against themselves, gradients of either sign, over one tile and several."""
-        monkeypatch.setattr("fmicl.kernels.triton._SIDE", 128)
-        monkeypatch.setattr("fmicl.kernels.triton._FEW", few)
-        monkeypatch.setattr(tiled, "_tile", lambda _: 70)
-        x = rows(n, d).bfloat16().float()  # so that what is seen is the kernel's own error
-        exact = x.double().requires_grad_()
-        values = 4.0 * exact @ exact.T
-        if skip is not None:
-            same = torch.arange(n) // (2 if paired else 1)
-            values = values.masked_fill(same[:, None] == same[None, :], -torch.inf)
-        values = values.logsumexp(dim=1)
-        weights = torch.linspace(-1, 1, n, dtype=torch.float64)
-        (wanted,) = torch.autograd.grad(values, exact, weights)
-        own = Normaliser(values.detach().float(), weights.float())
-        torch.testing.assert_close(reference.row_logsumexp(exact, exact, 4.0, skip, paired), values)
-        backends: list[tuple[Any, float]] = [(tiled, 2e-5)]
-        if interpreting():
-            backends += [(TritonBackend(False), 3e-5), (TritonBackend(True), 1e-2)]
-        for backend, bound in backends:
-            seen = backend.logsumexp_symmetric(x, 4.0, skip, own, paired)
-            assert float((seen.double() - wanted).norm()) <= bound * float(wanted.norm())
-            twice = backend.logsumexp_gradient(x, x, 4.0, skip, own, own, paired)
-            assert float((twice.double() - wanted).norm()) <= bound * float(wanted.norm())
-            found = backend.logsumexp_rows(x, x, 4.0, skip, paired)
-            torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
-
-    @pytest.mark.parametrize("skip", [-4, 2, 66])
-    @pytest.mark.parametrize("d", [20, 200, 300])
-    def test_paired_rows_against_those_of_another_process(self, d: int, skip: int) -> None:
-        """Rows that stand elsewhere among the columns, as where several processes run, by every program."""
-        x, other = (rows(count, d, seed).bfloat16().float() for count, seed in ((150, 0), (214, 1)))
-        exact = x.double().requires_grad_()
-        values = 4.0 * exact @ other.double().T
-        same = (torch.arange(150)[:, None] + skip) // 2 == torch.arange(214)[None, :] // 2
-        values = values.masked_fill(same, -torch.inf).logsumexp(dim=1)
-        weights = torch.linspace(-1, 1, 150, dtype=torch.float64)
-        (wanted,) = torch.autograd.grad(values, exact, weights)
-        own = Normaliser(values.detach().float(), weights.float())
-        backends: list[tuple[Any, float]] = [(tiled, 2e-5)]
-        if interpreting():
-            backends += [(TritonBackend(False), 3e-5), (TritonBackend(True), 1e-2)]
-        for backend, bound in backends:
-            seen = backend.logsumexp_gradient(x, other, 4.0, skip, own, None, True)
-            assert float((seen.double() - wanted).norm()) <= bound * float(wanted.norm())
-            found = backend.logsumexp_rows(x, other, 4.0, skip, True)
-            torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
-
-    @pytest.mark.parametrize("shift", [-6, 0, 2, 4])
-    @pytest.mark.parametrize("height", [4, 7])
-    def test_partners_in_a_tile(self, shift: int, height: int) -> None:
-        """What is left out of a tile that lies anywhere, two rows at a time."""
-        seen = torch.zeros(height, 5)
-        for part in tiled._left_out(seen, shift, 8, 8, paired=True):
-            part.fill_(1.0)
-        row, column = torch.arange(8, 8 + height), torch.arange(8, 13)
-        assert torch.equal(seen.bool(), (row[:, None] + shift) // 2 == column[None, :] // 2)
-
-    def test_paired_rows_are_two_views_of_each_sample(self) -> None:
-        x = rows(6, 4)
-        for wrong in ({"other": x}, {"skip": 2}, {"x": x[:5]}):
-            given: dict[str, Any] = {"x": x, "other": None, "scale": 1.0, "skip": 0} | wrong
-            with pytest.raises(ValueError, match="two views of each sample"):
-                kernels.row_logsumexp(**given, paired=True)
 
     @pytest.mark.parametrize("gamma", [1.0, 20.0])
     def test_float32_is_as_good_as_dense_float32(self, gamma: float) -> None:
@@ -447,31 +371,6 @@ class TestTF32:
         torch.testing.assert_close(compiled(x), loss(x))
 
 
-class TestLogSumExp:
-    @pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
-    @pytest.mark.parametrize(("n", "d"), [(2, 1), (17, 5), (130, 33), (70, 520)])
-    @pytest.mark.parametrize("skip", [None, 0])
-    def test_values_and_gradients(
-        self, kernel: Kernel, n: int, d: int, skip: int | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(tiled, "_CPU_TILE", 32)
-        weight = torch.randn(n, generator=torch.Generator().manual_seed(3))
-        results = []
-        for name in (kernel, "reference"):
-            x, other = rows(n, d).requires_grad_(), rows(n, d, 1).requires_grad_()
-            within = kernels.row_logsumexp(x, None, 7.0, skip, kernel=name)
-            across = kernels.row_logsumexp(x, other, 7.0, skip, kernel=name)
-            total = (weight * (within + 2 * across)).sum()
-            results.append((within, across, *torch.autograd.grad(total, (x, other))))
-        for seen, true in zip(*results, strict=True):
-            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
-
-    def test_large_logits_do_not_overflow(self) -> None:
-        x = rows(9, 4)
-        seen = kernels.row_logsumexp(x, None, 5000.0, 0, kernel="tiled")
-        torch.testing.assert_close(seen, reference.row_logsumexp(x, x, 5000.0, 0))
-
-
 LOSSES = [*NAMES, "infonce", "align_uniform", "spectral"]
 
 
@@ -644,127 +543,6 @@ class TestLosses:
 def test_world() -> None:
     world = World(1, (3, 4, 5))
     assert (world.size, world.first, world.total) == (3, 3, 12)
-
-
-@needs_triton
-@pytest.mark.parametrize("half", [False, True])
-def test_what_is_left_of_a_loss_near_zero(half: bool) -> None:
-    """Where every positive is found, gradients are tiny: a positive that went through rounded sums would drown them."""
-    x = rows(40, 24).bfloat16() if half else rows(40, 24)
-    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    value = fmicl.InfoNCELoss(0.02, normalised=True, kernel="triton", precision="fast")(leaf, leaf)
-    wanted = fmicl.InfoNCELoss(0.02, normalised=True, kernel="reference")(exact, exact)
-    assert 0 <= float(value.detach()) < 1e-6
-    value.backward()
-    wanted.backward()
-    assert leaf.grad is not None
-    assert exact.grad is not None
-    assert float((leaf.grad.double() - exact.grad).norm()) < 1e-5
-
-
-@needs_triton
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("n", "d"), [(5, 3), (40, 24), (3, 300)])
-def test_onto_the_sphere_and_back(n: int, d: int, dtype: torch.dtype) -> None:
-    """Unit rows, distances and gradients are those of plain operations; zeros, tiny and huge rows included."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(n, d, generator=generator).to(dtype) for _ in range(2))
-    x[0], y[1] = 0.0, 0.0
-    x[2], y[2] = 1e-30 * x[2], 1e30 * y[2]
-    given = [value.clone().requires_grad_() for value in (x, y)]
-    plain = [value.double().requires_grad_() for value in (x, y)]
-    seen = kernels.onto_sphere(given[0], given[1])
-    unit = [normalise(value) for value in plain]
-    expected = (*unit, (unit[0] - unit[1]).square().sum(dim=-1))
-    for mine, theirs in zip(seen, expected, strict=True):
-        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-6)
-    weights = [torch.randn(value.shape, generator=generator) for value in seen]
-    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
-    for used in ((0, 1, 2), (0,), (2,)):
-        found = torch.autograd.grad([seen[i] for i in used], given, [weights[i] for i in used], retain_graph=True)
-        true = torch.autograd.grad(
-            [expected[i] for i in used], plain, [weights[i].double() for i in used],
-            retain_graph=True, materialize_grads=True,
-        )  # fmt: skip
-        for value, one, other in zip((x, y), found, true, strict=True):
-            length = value.double().norm(dim=1, keepdim=True)  # rows of 1e-30 have gradients of 1e30
-            length = torch.where(length > 0, length, 1.0)
-            torch.testing.assert_close(one.double() * length, other * length, rtol=tolerance, atol=3 * tolerance)
-
-
-@needs_triton
-def test_a_loss_by_way_of_the_kernel_can_be_differentiated_twice() -> None:
-    x, y = (value.clone().requires_grad_() for value in (3 * rows(6, 4), 2 * rows(6, 4, 1)))
-    second = []
-    for kernel in ("triton", "reference"):
-        value = fmicl.FMICLLoss("js", kernel=kernel, precision="high")(x, y)
-        (slope,) = torch.autograd.grad(value, x, create_graph=True)
-        second.append(torch.autograd.grad(slope.square().sum(), (x, y)))
-    for mine, theirs in zip(*second, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
-
-
-@needs_triton
-@pytest.mark.parametrize("kernel", ["triton", "reference"])
-def test_one_view_that_learns_is_enough_to_differentiate_twice(kernel: Kernel) -> None:
-    """As with a momentum encoder, whose keys have no gradient."""
-    x, y = 3 * rows(6, 4), 2 * rows(6, 4, 1)
-    loss = fmicl.FMICLLoss("js", kernel=kernel, precision="high")
-    for swapped in (False, True):
-        leaf, fixed = x.clone().requires_grad_(), y.clone()
-        value = loss(fixed, leaf) if swapped else loss(leaf, fixed)
-        (slope,) = torch.autograd.grad(value, leaf, create_graph=True)
-        (second,) = torch.autograd.grad(slope.square().sum(), leaf)
-        exact = x.double().requires_grad_()
-        plain = fmicl.FMICLLoss("js", kernel="reference")
-        value = plain(y.double(), exact) if swapped else plain(exact, y.double())
-        (slope,) = torch.autograd.grad(value, exact, create_graph=True)
-        (wanted,) = torch.autograd.grad(slope.square().sum(), exact)
-        torch.testing.assert_close(second.double(), wanted, rtol=1e-3, atol=1e-5)
-
-
-@needs_triton
-def test_a_view_that_nothing_flows_back_to_can_be_differentiated_too() -> None:
-    x, y = rows(6, 4).requires_grad_(), rows(6, 4, 1)
-    _, other, _ = kernels.onto_sphere(x, y)
-    (slope,) = torch.autograd.grad(other.sum(), x, create_graph=True, materialize_grads=True)
-    assert not bool(slope.any())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("fused", [False, True])
-def test_distances_add_to_a_gradient_where_it_is(dtype: torch.dtype, keep: bool, fused: bool) -> None:
-    """No second gradient of all rows is made, unless somebody still needs the first one."""
-    generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(5, 3, generator=generator).to(dtype).requires_grad_() for _ in range(2))
-    factor = torch.randn(5, 3, generator=generator).to(dtype)
-    one, _, distances = kernels.apart(x, y, fused)
-    places: list[int] = []
-    sent: list[Tensor] = []
-
-    def look(gradient: Tensor) -> None:
-        places.append(gradient.data_ptr())
-        if keep:
-            sent.append(gradient)
-
-    one.register_hook(look)
-    ((one * factor).sum() + 2 * distances.sum()).backward(retain_graph=keep)
-    slope = 4 * (x.detach().float() - y.detach().float())
-    assert x.grad is not None
-    assert y.grad is not None
-    torch.testing.assert_close(x.grad, (factor.float() + slope).to(dtype))
-    torch.testing.assert_close(y.grad, (-slope).to(dtype))
-    assert (places == [x.grad.data_ptr()]) is not keep
-    if keep:
-        torch.testing.assert_close(sent[0], factor)
-
-
-def test_a_gradient_that_is_one_number_for_all_rows_is_left_alone() -> None:
-    x, y = torch.ones(4, 2, requires_grad=True), torch.zeros(4, 2)
-    one, _, distances = kernels.apart(x, y)
-    (one.sum() + distances.sum()).backward()
-    torch.testing.assert_close(x.grad, torch.full((4, 2), 3.0))
 
 
 def test_the_kernels_import_from_the_rooms_below_them_alone() -> None:

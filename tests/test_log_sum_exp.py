@@ -1,0 +1,125 @@
+"""Log-sum-exps of pairs, and what their gradients send: by every backend, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import fmicl
+from fmicl import kernels
+from fmicl.kernels import Kernel, reference, tiled
+from fmicl.kernels.contract import Normaliser
+from fmicl.kernels.triton import TritonBackend, interpreting
+from unit_rows import needs_triton, rows
+
+
+class TestLogSumExp:
+    @pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+    @pytest.mark.parametrize(("n", "d"), [(2, 1), (17, 5), (130, 33), (70, 520)])
+    @pytest.mark.parametrize("skip", [None, 0])
+    def test_values_and_gradients(
+        self, kernel: Kernel, n: int, d: int, skip: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tiled, "_CPU_TILE", 32)
+        weight = torch.randn(n, generator=torch.Generator().manual_seed(3))
+        results = []
+        for name in (kernel, "reference"):
+            x, other = rows(n, d).requires_grad_(), rows(n, d, 1).requires_grad_()
+            within = kernels.row_logsumexp(x, None, 7.0, skip, kernel=name)
+            across = kernels.row_logsumexp(x, other, 7.0, skip, kernel=name)
+            total = (weight * (within + 2 * across)).sum()
+            results.append((within, across, *torch.autograd.grad(total, (x, other))))
+        for seen, true in zip(*results, strict=True):
+            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
+
+    def test_large_logits_do_not_overflow(self) -> None:
+        x = rows(9, 4)
+        seen = kernels.row_logsumexp(x, None, 5000.0, 0, kernel="tiled")
+        torch.testing.assert_close(seen, reference.row_logsumexp(x, x, 5000.0, 0))
+
+    @pytest.mark.parametrize(("skip", "paired"), [(None, False), (0, False), (0, True)])
+    @pytest.mark.parametrize(("n", "d", "few"), [(4, 5, 1024), (300, 40, 1024), (300, 300, 1024), (300, 300, 0)])
+    def test_symmetric_log_sum_exps(
+        self, n: int, d: int, few: int, skip: int | None, paired: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Rows against themselves, gradients of either sign, over one tile and several."""
+        monkeypatch.setattr("fmicl.kernels.triton._SIDE", 128)
+        monkeypatch.setattr("fmicl.kernels.triton._FEW", few)
+        monkeypatch.setattr(tiled, "_tile", lambda _: 70)
+        x = rows(n, d).bfloat16().float()  # so that what is seen is the kernel's own error
+        exact = x.double().requires_grad_()
+        values = 4.0 * exact @ exact.T
+        if skip is not None:
+            same = torch.arange(n) // (2 if paired else 1)
+            values = values.masked_fill(same[:, None] == same[None, :], -torch.inf)
+        values = values.logsumexp(dim=1)
+        weights = torch.linspace(-1, 1, n, dtype=torch.float64)
+        (wanted,) = torch.autograd.grad(values, exact, weights)
+        own = Normaliser(values.detach().float(), weights.float())
+        torch.testing.assert_close(reference.row_logsumexp(exact, exact, 4.0, skip, paired), values)
+        backends: list[tuple[Any, float]] = [(tiled, 2e-5)]
+        if interpreting():
+            backends += [(TritonBackend(False), 3e-5), (TritonBackend(True), 1e-2)]
+        for backend, bound in backends:
+            seen = backend.logsumexp_symmetric(x, 4.0, skip, own, paired)
+            assert float((seen.double() - wanted).norm()) <= bound * float(wanted.norm())
+            twice = backend.logsumexp_gradient(x, x, 4.0, skip, own, own, paired)
+            assert float((twice.double() - wanted).norm()) <= bound * float(wanted.norm())
+            found = backend.logsumexp_rows(x, x, 4.0, skip, paired)
+            torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
+
+    @pytest.mark.parametrize("skip", [-4, 2, 66])
+    @pytest.mark.parametrize("d", [20, 200, 300])
+    def test_paired_rows_against_those_of_another_process(self, d: int, skip: int) -> None:
+        """Rows that stand elsewhere among the columns, as where several processes run, by every program."""
+        x, other = (rows(count, d, seed).bfloat16().float() for count, seed in ((150, 0), (214, 1)))
+        exact = x.double().requires_grad_()
+        values = 4.0 * exact @ other.double().T
+        same = (torch.arange(150)[:, None] + skip) // 2 == torch.arange(214)[None, :] // 2
+        values = values.masked_fill(same, -torch.inf).logsumexp(dim=1)
+        weights = torch.linspace(-1, 1, 150, dtype=torch.float64)
+        (wanted,) = torch.autograd.grad(values, exact, weights)
+        own = Normaliser(values.detach().float(), weights.float())
+        backends: list[tuple[Any, float]] = [(tiled, 2e-5)]
+        if interpreting():
+            backends += [(TritonBackend(False), 3e-5), (TritonBackend(True), 1e-2)]
+        for backend, bound in backends:
+            seen = backend.logsumexp_gradient(x, other, 4.0, skip, own, None, True)
+            assert float((seen.double() - wanted).norm()) <= bound * float(wanted.norm())
+            found = backend.logsumexp_rows(x, other, 4.0, skip, True)
+            torch.testing.assert_close(found.double(), values.detach(), rtol=bound, atol=bound)
+
+    @pytest.mark.parametrize("shift", [-6, 0, 2, 4])
+    @pytest.mark.parametrize("height", [4, 7])
+    def test_partners_in_a_tile(self, shift: int, height: int) -> None:
+        """What is left out of a tile that lies anywhere, two rows at a time."""
+        seen = torch.zeros(height, 5)
+        for part in tiled._left_out(seen, shift, 8, 8, paired=True):
+            part.fill_(1.0)
+        row, column = torch.arange(8, 8 + height), torch.arange(8, 13)
+        assert torch.equal(seen.bool(), (row[:, None] + shift) // 2 == column[None, :] // 2)
+
+    def test_paired_rows_are_two_views_of_each_sample(self) -> None:
+        x = rows(6, 4)
+        for wrong in ({"other": x}, {"skip": 2}, {"x": x[:5]}):
+            given: dict[str, Any] = {"x": x, "other": None, "scale": 1.0, "skip": 0} | wrong
+            with pytest.raises(ValueError, match="two views of each sample"):
+                kernels.row_logsumexp(**given, paired=True)
+
+
+@needs_triton
+@pytest.mark.parametrize("half", [False, True])
+def test_what_is_left_of_a_loss_near_zero(half: bool) -> None:
+    """Where every positive is found, gradients are tiny: a positive that went through rounded sums would drown them."""
+    x = rows(40, 24).bfloat16() if half else rows(40, 24)
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    value = fmicl.InfoNCELoss(0.02, normalised=True, kernel="triton", precision="fast")(leaf, leaf)
+    wanted = fmicl.InfoNCELoss(0.02, normalised=True, kernel="reference")(exact, exact)
+    assert 0 <= float(value.detach()) < 1e-6
+    value.backward()
+    wanted.backward()
+    assert leaf.grad is not None
+    assert exact.grad is not None
+    assert float((leaf.grad.double() - exact.grad).norm()) < 1e-5

@@ -1,0 +1,18 @@
+"""Rows on the unit sphere, and a mark for what Triton computes: for tests of the kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fmicl.kernels.triton import interpreting
+
+needs_triton = pytest.mark.skipif(
+    not (interpreting() or torch.cuda.is_available()), reason="Triton has neither a GPU nor its interpreter"
+)
+
+
+def rows(n: int, d: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(x, dim=-1).to(dtype)

@@ -33,7 +33,7 @@ def test_a_guard_that_looks_later_names_the_batch_that_broke() -> None:
 
 
 def recorder_of(run: runs.Run | None, guard: Guard | None = None) -> Recorder:
-    return Recorder(run, 10, monitor=None, monitor_every=0, certificate="", say=print, guard=guard)
+    return Recorder(run, 10, monitor=None, monitor_every=0, advice="", say=print, guard=guard)
 
 
 def points(run: runs.Run, name: str) -> list[int]:

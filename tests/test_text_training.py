@@ -28,13 +28,13 @@ import fmicl
 from fmicl import cli, runs, text_training
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method
+from fmicl.objectives import build_objective
 from fmicl.recipes import RECIPES
 from fmicl.sts import load_stsb
 from fmicl.text_models import build_sentence_encoder
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 from fmicl.text_results import evaluate_text, stsb_scorer
 from fmicl.text_training import build_text_method, train_text
-from fmicl.training import build_objective
 from test_sts import write_sts
 from tiny_bert import SENTENCES, tiny_bert
 
@@ -168,17 +168,15 @@ def others(x: Tensor, y: Tensor, *, own: bool = False) -> Tensor:
     return d.reshape(-1) if own else d[~torch.eye(len(x), dtype=torch.bool)]
 
 
-def plain_loss(objective: str, x: Tensor, y: Tensor, queue: Tensor | None = None, *, cross: bool = False) -> Tensor:
+def plain_loss(objective: str, x: Tensor, y: Tensor, queue: Tensor | None = None) -> Tensor:
     x, y = unit(x), unit(y)
     positive = (x - y).square().sum(dim=1)
     if objective == "infonce":  # SimCSE: row i of the cosines against the number i; MoCo: the positive, then the queue
         cosines = x @ y.T if queue is None else torch.cat([(x * y).sum(1, keepdim=True), x @ unit(queue).T], dim=1)
         target = torch.arange(len(x)) if queue is None else torch.zeros(len(x), dtype=torch.long)
         return F.cross_entropy(cosines / 0.05, target)
-    if queue is not None:
-        negative = others(x, unit(queue), own=True)
-    else:
-        negative = others(x, y if cross or objective == "spectral" else x)
+    other = y if objective == "spectral" else x
+    negative = others(x, other) if queue is None else others(x, unit(queue), own=True)
     if objective == "fmicl":  # KL: f'(u) = 1 + log u, f*(f'(u)) = u
         return -(1 - 20 * positive).mean() + 409600 * torch.exp(-20 * negative).mean()
     if objective == "align_uniform":
@@ -203,7 +201,7 @@ def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
     predictor: Any = method.predictor
     q1, q2 = (predictor(online[1](online[0](ids))) for _ in range(2))
     k1, k2 = (target[1](target[0](ids)) for _ in range(2))
-    return (plain_loss(objective, q1, k2, cross=True) + plain_loss(objective, q2, k1, cross=True)) / 2
+    return (plain_loss(objective, q1, k2) + plain_loss(objective, q2, k1)) / 2
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)

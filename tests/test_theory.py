@@ -177,3 +177,34 @@ def test_estimation_error(name: str) -> None:
 def test_refuses(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+# penalty'(r) = u^2 f''(u) by hand, up to a factor
+SLOPE: dict[str, Callable[[float], float]] = {
+    "kl": lambda u: u,
+    "reverse_kl": lambda u: 1.0,  # noqa: ARG005
+    "js": lambda u: u / (1 + u),
+    "pearson": lambda u: 2 * u**2,
+    "squared_hellinger": lambda u: math.sqrt(u) / 2,
+    "neyman": lambda u: 2 / u,
+    "jeffrey": lambda u: 1 + u,
+    "tsallis": lambda u: 3 * u**3,
+    "vlc": lambda u: u**2 / (1 + u) ** 3,
+}
+
+
+@pytest.mark.parametrize("name", sorted(SLOPE))
+@pytest.mark.parametrize(("alpha", "gamma", "mu"), [(40.0, 1.0, 1.0), (3.0, 0.4, 2.5)])
+def test_push(name: str, alpha: float, gamma: float, mu: float) -> None:
+    slope = SLOPE[name]
+    assert theory.push(name, alpha, gamma, mu) == pytest.approx(
+        alpha * mu * slope(mu * math.exp(-2 * gamma)) / slope(mu), rel=1e-9
+    )
+
+
+def test_push_is_a_ratio_of_slopes_in_the_inner_product() -> None:
+    met, apart = torch.ones((), dtype=F64, requires_grad=True), torch.zeros((), dtype=F64, requires_grad=True)
+    critic = fmicl.Gaussian(gamma=0.8).critic(fmicl.divergence("js"), 2)
+    (pull,) = torch.autograd.grad(critic.score(critic.z(met)), met)
+    (pushed,) = torch.autograd.grad(7.0 * critic.penalty(critic.z(apart)), apart)
+    assert theory.push("js", 7.0, 0.8) == pytest.approx(float(pushed / pull), rel=1e-12)

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fmicl import AlignUniformLoss, FMICLLoss, divergence, processes, runs, training
+from fmicl import AlignUniformLoss, FMICLLoss, divergence, objectives, processes, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
@@ -361,19 +361,19 @@ def test_a_setting_of_another_encoder_is_warned_of(
 
 
 def test_the_order_of_tsallis_is_the_recipes() -> None:
-    objective = training.build_objective(digits(divergence="tsallis", order=2.5))
+    objective = objectives.build_objective(digits(divergence="tsallis", order=2.5))
     assert objective.divergence == divergence("tsallis", order=2.5)
     x, y = torch.randn(2, 8, 4)
     assert objective(x, y) == FMICLLoss(divergence("tsallis", order=2.5), alpha=20.0)(x, y)
     for name in ("infonce", "align_uniform", "spectral"):
         with pytest.raises(ValueError, match="unknown divergence 'nonsense'"):
-            training.build_objective(digits(divergence="nonsense", objective=name))
+            objectives.build_objective(digits(divergence="nonsense", objective=name))
 
 
 def test_align_uniform_has_a_kernel_of_its_own() -> None:
     x, y = torch.randn(2, 8, 4)
-    assert training.build_objective(digits(objective="align_uniform", gamma=7.0))(x, y) == AlignUniformLoss()(x, y)
-    changed = training.build_objective(digits(objective="align_uniform", uniformity_gamma=3.0, uniformity_weight=2.0))
+    assert objectives.build_objective(digits(objective="align_uniform", gamma=7.0))(x, y) == AlignUniformLoss()(x, y)
+    changed = objectives.build_objective(digits(objective="align_uniform", uniformity_gamma=3.0, uniformity_weight=2.0))
     assert changed(x, y) == AlignUniformLoss(gamma=3.0, weight=2.0)(x, y)
 
 
@@ -491,15 +491,65 @@ def test_collapse_is_warned_of_once_with_the_certificate() -> None:
     said: list[str] = []
     recipe = digits(divergence="reverse_kl")
     recorder = Recorder(
-        None, 5, monitor=None, monitor_every=0, certificate=training.certificate(recipe, recipe.dim), say=said.append
+        None, 5, monitor=None, monitor_every=0, advice=objectives.collapse_advice(recipe, recipe.dim), say=said.append
     )
     for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
         recorder._warn_of_collapse(rank, 1)
     assert len(said) == 2
     assert "effective rank is 1.10" in said[0]
     assert "reverse_kl is convex but not strictly so" in said[0]
-    assert training.certificate(digits(divergence="js"), 64) == ""
-    assert "not convex" in training.certificate(digits(divergence="vlc", mu=2.5), 64)
+    assert "Raise --alpha" in said[0]
+    assert objectives.certificate(digits(divergence="js"), 64) == ""
+    assert "not convex" in objectives.certificate(digits(divergence="vlc", mu=2.5), 64)
+
+
+def test_advice_names_what_the_objective_has() -> None:
+    assert "--alpha" not in objectives.collapse_advice(digits(objective="infonce"), 64)
+    assert "--temperature" in objectives.collapse_advice(digits(objective="infonce"), 64)
+    assert "--uniformity-weight" in objectives.collapse_advice(digits(objective="align_uniform"), 64)
+    assert "--mu" in objectives.collapse_advice(digits(objective="spectral"), 64)
+    assert "Lower --alpha" in objectives.collapse_advice(digits(method="moco"), 64)  # whose keys don't give way
+    assert "Raise --alpha" in objectives.collapse_advice(digits(method="moco", alpha=1.0), 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        ({"method": "moco"}, True),
+        ({"method": "moco", "alpha": 7.4}, False),
+        ({"method": "moco", "shift": "optimal"}, False),
+        ({"method": "moco", "divergence": "pearson"}, False),
+        ({"method": "moco", "divergence": "squared_hellinger"}, True),
+        ({"method": "moco", "objective": "infonce"}, False),
+        ({"method": "moco", "mu": "normalised", "gamma": 1000.0}, False),  # beyond a float: nothing to say
+        ({"method": "mocov3"}, False),
+        ({"method": "mocov3", "negatives": "cross"}, True),
+        ({"negatives": "cross"}, False),
+    ],
+)
+def test_negatives_without_gradient_that_push_too_hard(changes: dict[str, Any], warned: bool) -> None:
+    recipe = digits(**changes)
+    line = objectives.overweight(recipe, recipe.dim)
+    assert bool(line) == warned
+    if warned:
+        alpha = float(line.split("--alpha ")[1].split()[0])
+        assert objectives.overweight(dataclasses.replace(recipe, alpha=alpha), recipe.dim) == ""
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_says_that_its_negatives_push_too_hard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(digits(method="moco", queue=512, epochs=1), out=tmp_path / "run")
+    assert "warning: the keys of moco have no gradient" in capsys.readouterr().out
+
+
+def test_who_is_a_negative_by_default() -> None:
+    def negatives(**changes: Any) -> str:
+        return str(objectives.build_objective(digits(**changes)).negatives)
+
+    assert negatives(objective="infonce") == "both"
+    assert negatives(objective="infonce", method="mocov3") == "cross"
+    assert negatives(method="mocov3") == negatives() == "anchor"
+    assert negatives(method="mocov3", negatives="cross") == "cross"
 
 
 @pytest.mark.usefixtures("only_training")

@@ -135,7 +135,7 @@ class Recorder(Callback):
         batches_per_epoch: length of an epoch.
         monitor: gives the k-NN accuracy of an encoder in percent.
         monitor_every: epochs between two such looks; 0 is never.
-        certificate: a sentence on the divergence for the warning of collapse, or "".
+        advice: what the warning of collapse says to do.
         say: where warnings go.
         guard: asked before the encoder is looked at, as broken weights have no accuracy.
     """
@@ -151,14 +151,14 @@ class Recorder(Callback):
         *,
         monitor: Callable[[nn.Module], float] | None,
         monitor_every: int,
-        certificate: str,
+        advice: str,
         say: Callable[[str], None],
         guard: Guard | None = None,
     ) -> None:
         self.guard = guard
         self.run, self.batches_per_epoch = run, batches_per_epoch
         self.monitor, self.monitor_every = monitor, monitor_every
-        self.certificate, self.say = certificate, say
+        self.advice, self.say = advice, say
         self.rows: list[dict[str, float | None]] = []
         self.seconds = 0.0  # of the epoch under way, before the last start
         self._sum: Tensor | None = None
@@ -305,7 +305,7 @@ class Recorder(Callback):
         if collapsed and not self._collapsed:
             self.say(
                 f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "
-                f"{self.certificate}Raise --alpha, lower --learning-rate, or take another divergence."
+                f"{self.advice}"
             )
         self._collapsed = collapsed
 

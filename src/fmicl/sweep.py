@@ -383,8 +383,8 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         FileNotFoundError: data that isn't there.
     """
     from fmicl.data import dataset_info, named_folder
+    from fmicl.objectives import build_objective
     from fmicl.processes import check_batch
-    from fmicl.training import build_objective
 
     for cell in cells:
         build_objective(cell.recipe)

@@ -41,7 +41,7 @@ class TextRecipe(Settings):
     """Of the kernel exp(-gamma |x - y|^2) (fmicl); the cosine's temperature is 1 / (2 gamma)."""
     negatives: Literal["auto", "anchor", "both", "cross"] = "auto"
     """Other anchors, all other views, or other second views; auto: as the objective's paper (for infonce, SimCSE:
-    cross); cross for mocov3. moco takes its queue instead."""
+    cross). moco takes its queue instead."""
     temperature: float = 0.05
     """Of infonce; 0.05 is SimCSE's."""
     epochs: int = 1

@@ -20,6 +20,7 @@ from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
+from fmicl.objectives import build_objective, collapse_advice
 from fmicl.processes import check_batch, resolve_processes
 from fmicl.runs import Run, old_run, pick_device, write_json
 from fmicl.sts import StsTask, load_sts, load_stsb
@@ -35,8 +36,6 @@ from fmicl.text_models import (
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 from fmicl.text_results import evaluate_text, note_scores, stsb_scorer
 from fmicl.training import (
-    build_objective,
-    certificate,
     check_fits,
     check_same,
     describe,
@@ -45,6 +44,7 @@ from fmicl.training import (
     open_folder,
     optimisation_of,
     quiet_lightning,
+    report_overweight,
     report_unused,
     say,
 )
@@ -120,6 +120,7 @@ def train_text(
                     "same, and the loss can only drive sentences apart. Its config.json is where to set it"
                 )
             report_unused(recipe, TEXT_RECIPES[name].recipe if name in TEXT_RECIPES else TextRecipe())
+            report_overweight(recipe, encoder.num_features)
         scorer = None if dev is None or run is None else stsb_scorer(dev, tokenizer, length, device)
         guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = TextRecorder(
@@ -128,7 +129,7 @@ def train_text(
             every=recipe.sts_every * recipe.accumulate,
             total=recipe.epochs * len(stream),
             scorer=scorer,
-            certificate=certificate(recipe, encoder.num_features),
+            advice=collapse_advice(recipe, encoder.num_features),
             say=say,
             guard=guard,
         )
@@ -208,7 +209,7 @@ class TextRecorder(Recorder):
         every: batches of a row; the last row of a run may have fewer.
         total: batches of the run.
         scorer: gives an encoder's score in percent, None if it has none; None looks at nothing.
-        certificate: a sentence on the divergence for the warning of collapse, or "".
+        advice: what the warning of collapse says to do.
         say: where warnings go.
         guard: asked before the encoder is scored.
     """
@@ -224,13 +225,11 @@ class TextRecorder(Recorder):
         every: int,
         total: int,
         scorer: Callable[[nn.Module], float | None] | None,
-        certificate: str,
+        advice: str,
         say: Callable[[str], None],
         guard: Guard | None = None,
     ) -> None:
-        super().__init__(
-            run, batches_per_epoch, monitor=None, monitor_every=0, certificate=certificate, say=say, guard=guard
-        )
+        super().__init__(run, batches_per_epoch, monitor=None, monitor_every=0, advice=advice, say=say, guard=guard)
         self.every, self.total, self.scorer = every, total, scorer
         self.best: dict[str, Any] = {}
 

@@ -16,7 +16,7 @@ from fmicl.checks import require_positive
 from fmicl.divergences import Divergence, list_divergences
 from fmicl.divergences import divergence as make_divergence
 
-__all__ = ["Uniformity", "estimation_error", "simplex", "table", "uniformity"]
+__all__ = ["Uniformity", "estimation_error", "push", "simplex", "table", "uniformity"]
 
 _LARGEST_SQUARED_DISTANCE = 4.0  # on the unit sphere
 _POINTS = 4097
@@ -143,6 +143,39 @@ def estimation_error(divergence: str | Divergence, n: int, delta: float, gamma: 
     range_t = float(divergence.score(ends).diff())
     range_f = float(divergence.penalty(ends).diff())
     return (range_t + 2 * range_f) * math.sqrt(math.log(6 / delta) / (2 * (n - 1)))
+
+
+def push(divergence: str | Divergence, alpha: float = 40.0, gamma: float = 1.0, mu: float = 1.0) -> float:
+    r"""How hard negatives at right angles push, in units of how hard a pair that has met pulls.
+
+    Both are slopes of the loss in the inner product. With h(r) = f*(f'(e^r)), whose slope is e^r times that of
+    f'(e^r), it is
+
+    .. math:: \alpha\, \mu\, h'(\log\mu - 2\gamma) / h'(\log\mu) ,
+
+    for KL alpha mu e^(-2 gamma). InfoNCE, whose normaliser weighs its negatives, and the optimal shift have 1.
+    Where negatives have a gradient, more than 1 buys uniformity with alignment. Where they don't (a queue, or the keys
+    of a momentum encoder), it is a force that nothing gives way to, and embeddings collapse
+    (runs of both kinds are in docs/reproduction.md).
+
+    Args:
+        divergence: a name or a `Divergence`.
+        alpha: weight of the negatives.
+        gamma: inverse width of the Gaussian kernel.
+        mu: scale of the density ratio.
+
+    Example:
+        >>> round(push("kl"), 2), round(push("pearson"), 2)
+        (5.41, 0.73)
+        >>> round(push("js", alpha=4.2), 2)
+        1.0
+    """
+    divergence = make_divergence(divergence)
+    require_positive("alpha", alpha)
+    require_positive("gamma", gamma)
+    require_positive("mu", mu)
+    apart, met = divergence.penalty_slope(torch.tensor([math.log(mu) - 2 * gamma, math.log(mu)], dtype=torch.float64))
+    return float(alpha * mu * apart / met)
 
 
 def table(gamma: float = 1.0, mu: float = 1.0) -> str:

@@ -22,14 +22,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
-import fmicl
-from fmicl import Divergence, theory
 from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
 from fmicl.memory import check_memory, explained
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
+from fmicl.objectives import build_objective, collapse_advice, overweight
 from fmicl.processes import Processes, check_batch, resolve_processes
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
@@ -48,7 +47,6 @@ from fmicl.runs import (
     write_settings,
 )
 from fmicl.settings import Settings
-from fmicl.similarities import Gaussian
 from fmicl.stopping import Signals, Stopped, what_is_left
 
 
@@ -97,13 +95,14 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
             _report_unused_by(encoder, recipe, usual)
+            report_overweight(recipe, recipe.dim)
         guard = Guard(describe(method), None if run is None else run.checkpoint)
         recorder = Recorder(
             run,
             len(stream),
             monitor=knn_monitor(recipe, splits, device) if run is not None else None,
             monitor_every=recipe.monitor_every,
-            certificate=certificate(recipe, recipe.dim),
+            advice=collapse_advice(recipe, recipe.dim),
             say=say,
             guard=guard,
         )
@@ -130,60 +129,6 @@ def build_recipe_encoder(recipe: Recipe) -> nn.Module:
         depth=recipe.depth,
         stable_vit=recipe.stable_vit,
     )
-
-
-def build_objective(recipe: Settings) -> nn.Module:
-    """The objective of a recipe.
-
-    Raises:
-        ValueError: an unknown divergence, whether the objective has one or not, or a setting that it refuses.
-
-    Example:
-        >>> from fmicl.recipes import RECIPES
-        >>> build_objective(RECIPES["cifar10"].recipe).alpha
-        40.0
-        >>> from fmicl.text_recipes import TEXT_RECIPES
-        >>> build_objective(TEXT_RECIPES["wikipedia"].recipe).options
-        {'precision': 'high'}
-    """
-    divergence = build_divergence(recipe)
-    text = recipe.kind == "text"
-    options: dict[str, Any] = {}
-    if recipe.negatives != "auto":
-        options["negatives"] = recipe.negatives
-    elif recipe.method == "mocov3" or (text and recipe.objective == "infonce"):
-        # SimCSE compares each first view with all second ones, where SimCLR takes all views of the batch.
-        options["negatives"] = "cross"
-    if text:
-        # At gamma = 20, rounding inner products to bfloat16 puts u, and the gradient, off by several percent.
-        options["precision"] = "high"
-    if recipe.objective == "infonce":
-        return fmicl.InfoNCELoss(temperature=recipe.temperature, **options)
-    if recipe.objective == "align_uniform":
-        return fmicl.AlignUniformLoss(gamma=recipe.uniformity_gamma, weight=recipe.uniformity_weight, **options)
-    if recipe.objective == "spectral":
-        if isinstance(recipe.mu, str):
-            raise ValueError("mu='normalised' is a setting of the fmicl objective; spectral takes a number")
-        return fmicl.SpectralContrastiveLoss(mu=recipe.mu, **options)
-    return fmicl.FMICLLoss(
-        divergence,
-        alpha=recipe.alpha,
-        gamma=recipe.gamma,
-        mu=recipe.mu,
-        similarity=recipe.similarity,
-        shift=recipe.shift,
-        **options,
-    )
-
-
-def build_divergence(recipe: Settings) -> Divergence:
-    """The divergence of a recipe.
-
-    Raises:
-        ValueError: there is none of this name; the message says the near ones.
-    """
-    parameters = {"order": recipe.order} if recipe.divergence == "tsallis" else {}
-    return fmicl.divergence(recipe.divergence, **parameters)
 
 
 def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> Method:
@@ -394,30 +339,6 @@ def describe(method: Method) -> str:
     return f"{type(method).__name__} with {type(method.objective).__name__}({method.objective.extra_repr()})"
 
 
-def certificate(recipe: Settings, dim: int) -> str:
-    """What theory says about a divergence that isn't certified to spread the embeddings; "" for the others.
-
-    Example:
-        >>> import dataclasses
-        >>> from fmicl.recipes import RECIPES
-        >>> certificate(RECIPES["digits"].recipe, dim=64)
-        ''
-        >>> print(certificate(dataclasses.replace(RECIPES["digits"].recipe, divergence="neyman"), dim=64))
-        No theorem stands against it: the penalty of neyman is not convex at gamma=1, mu=1.
-    """
-    if recipe.objective != "fmicl" or recipe.similarity != "gaussian":
-        return ""
-    mu = math.exp(Gaussian(recipe.gamma, recipe.mu).log_mu(dim))
-    if not math.isfinite(mu):
-        return ""
-    kind = theory.uniformity(build_divergence(recipe), recipe.gamma, mu).kind
-    if kind == "strictly convex":
-        return ""
-    word = "convex but not strictly so" if kind == "convex" else kind
-    where = f"gamma={recipe.gamma:g}, mu={mu:g}"
-    return f"No theorem stands against it: the penalty of {recipe.divergence} is {word} at {where}. "
-
-
 def _report_broken(broken: Sequence[Skipped]) -> None:
     """Of files that passed the look at their header and end; each process tells what it has met."""
     say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed(broken)}")
@@ -429,6 +350,13 @@ def report_unused(recipe: Settings, default: Settings) -> None:
     if unused:
         listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
         say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
+
+
+def report_overweight(recipe: Settings, dim: int) -> None:
+    """Of negatives that push so hard that the run may fail."""
+    line = overweight(recipe, dim)
+    if line:
+        say(f"warning: {line}")
 
 
 def _report_unused_by(encoder: nn.Module, recipe: Recipe, default: Recipe) -> None:

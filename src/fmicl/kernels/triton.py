@@ -61,6 +61,7 @@ _FUSED_128 = {
     "jeffrey": _Shape(128, 64, 4, 3),
     "js": _Shape(64, 128, 4, 3),
     "vlc": _Shape(64, 64, 4, 3),
+    "softmax": _Shape(64, 64, 4, 3),
 }
 
 

@@ -81,6 +81,22 @@ def test_moco_with_infonce_is_mocos_formula(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(method.queue[6:], queue[6:])
 
 
+@pytest.mark.parametrize("objective", ["infonce", "fmicl"])
+def test_symmetric_moco_is_the_mean_of_both_directions(objective: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = build("moco", OBJECTIVES[objective](), symmetric=True).eval()
+    assert isinstance(method, MoCo)
+    views, queue = batch(), method.queue.clone()
+    expected = torch.zeros(())
+    for one, other in ((views.first, views.second), (views.second, views.first)):
+        expected = expected + method.objective(method.embed(one), method.target(other), negatives=queue) / 2
+    monkeypatch.setattr(method, "on_step_start", lambda: None)  # there is no optimiser here
+    torch.testing.assert_close(method.training_step(views, 0)["loss"], expected)
+    method.on_after_backward()
+    keys = F.normalize(torch.cat([method.target(views.second), method.target(views.first)]), dim=1)
+    torch.testing.assert_close(method.queue[:12], keys)
+    torch.testing.assert_close(method.queue[12:], queue[12:])
+
+
 def test_mocov3_with_infonce_is_symmetric_cross_entropy() -> None:
     method = build("mocov3", fmicl.InfoNCELoss(0.2, negatives="cross")).eval()
     assert isinstance(method, MoCoV3)

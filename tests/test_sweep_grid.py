@@ -132,7 +132,7 @@ def test_another_kind_of_recipe_will_do() -> None:
         ("--case A divergence=js divergence=kl", "says divergence twice"),
         ("--data-dir /nowhere", "there is no folder /nowhere"),
         ("--batch-size 256 --devices 3", "batch_size is 256 over 3 process(es)"),
-        ("--method moco --queue 4096 10", "queue (10) must hold at least one batch (256)"),
+        ("--method moco --queue 4096 10", "queue (10) must hold at least one batch of keys (256)"),
         ("cifar10 --seed 0 1", "is read from a folder: say which one with --data-dir"),
         ("wikipedia --seed 0 1", "which text to train on is not said: --data FILE"),
         ("wikipedia --data FILE --model BERT --length 16 64", "length is 64, but BERT takes no more than 16 tokens"),

@@ -581,6 +581,7 @@ def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pyt
         ({"divergence": "jss"}, "js"),
         ({"batch_size": 5000}, "batch"),
         ({"method": "moco", "queue": 10}, "must hold at least one batch"),
+        ({"method": "moco", "queue": 300, "symmetric": True}, r"at least one batch of keys \(512\)"),
         ({"device": "cuda"}, "this machine has none"),
     ],
 )

@@ -59,5 +59,6 @@ def check_batch(recipe: Settings, world_size: int) -> None:
         raise ValueError(
             f"batch_size is {recipe.batch_size} over {world_size} process(es): each needs the same share, of at least 2"
         )
-    if recipe.method == "moco" and recipe.queue < recipe.batch_size:
-        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch ({recipe.batch_size})")
+    keys = recipe.batch_size * (2 if recipe.symmetric else 1)
+    if recipe.method == "moco" and recipe.queue < keys:
+        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch of keys ({keys})")

@@ -44,6 +44,8 @@ class Settings:
     """Of the momentum encoder; for mocov3 it rises to 1. MoCo's own 0.999 is for runs of a million steps."""
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
+    symmetric: bool = False
+    """moco: each view asks for the other in its turn, and both are kept (MoCo v2+): twice the gradients of a step."""
 
     # Objective
     objective: Objective = "fmicl"
@@ -166,6 +168,7 @@ class Settings:
             "uniformity_weight": self.objective == "align_uniform",
             "negatives": self.method != "moco",
             "queue": self.method == "moco",
+            "symmetric": self.method == "moco",
             "encoder_momentum": self.method != "simclr",
         }
 

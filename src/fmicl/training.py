@@ -157,12 +157,12 @@ def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
 
 
 def method_options(recipe: Settings) -> dict[str, Any]:
-    """What a recipe's method takes beside encoder, objective and optimisation: momentum and queue."""
+    """What a recipe's method takes beside encoder, objective and optimisation: momentum, queue and the like."""
     options: dict[str, Any] = {}
     if recipe.method != "simclr":
         options["momentum"] = recipe.encoder_momentum
     if method_class(recipe.method) is MoCo:
-        options["queue"] = recipe.queue
+        options |= {"queue": recipe.queue, "symmetric": recipe.symmetric}
     return options
 
 

@@ -25,7 +25,10 @@ class MoCo(MomentumMethod):
 
     Args:
         encoder: as in :class:`fmicl.methods.Method`, and the others alike.
-        queue: number of negatives kept; at least a batch.
+        queue: number of negatives kept; at least the keys of a batch.
+        symmetric: each view is a query against the other one's key, as in MoCo v2+ (Chen and He, "Exploring Simple
+            Siamese Representation Learning", 2021), and the keys of both are enqueued. Both views go through a network
+            together, and share its statistics of the batch.
 
     Example:
         >>> from fmicl.models import SmallConv
@@ -49,17 +52,21 @@ class MoCo(MomentumMethod):
         projection: nn.Module | None = None,
         momentum: float = 0.99,
         queue: int = 4096,
+        symmetric: bool = False,
     ) -> None:
         super().__init__(
             encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum
         )
+        self.symmetric = symmetric
         # Until the queue has been filled once, random directions stand in for keys, as in MoCo.
         self.register_buffer("queue", F.normalize(torch.randn(queue, dim), dim=1))
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
         self._keys: list[Tensor] = []
 
     def pairs(self, first: Tensor, second: Tensor) -> Compared:
-        """The loss of queries against their keys and the queue."""
+        """The loss of queries against their keys and the queue; if symmetric, the mean of both directions."""
+        if self.symmetric:
+            first, second = torch.cat([first, second]), torch.cat([second, first])
         return self.compare(self.embed(first), self.target(second), negatives=self.queue)
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:

@@ -130,12 +130,18 @@ def _joined(files: list[Data]) -> Data:
                 newest[_cell_key(cell)] = cell
     others = [data["machine"] for data in files if data is not base]
     later = [{key: machine[key] for key in ("date", "commit", "command")} for machine in others]
-    sustained = [data["sustained"] for data in files if data.get("sustained")]
+    sustained = [data for data in files if data.get("sustained")]
+    sustained.sort(key=lambda data: max(cell["n"] for cell in data["cells"] if cell["status"] == "ok"))
     return {
         **base,
         "machine": {**base["machine"], "versions": versions, "later": later},
         "cells": [newest[_cell_key(cell)] for cell in base["cells"]],
-        "sustained": sustained[-1] if sustained else None,
+        "sustained": sustained
+        and {  # of the longest work that was measured
+            **sustained[-1]["sustained"],
+            "rate": sustained[-1]["rate"],
+            "commit": sustained[-1]["machine"]["commit"],
+        },
     }
 
 

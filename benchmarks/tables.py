@@ -61,7 +61,10 @@ def _sustained(data: dict[str, Any]) -> str:
     seen = data.get("sustained") or {}
     if "sustained_rate" not in seen:
         return ""
-    text = f"; {seen['sustained_rate'] / 1e12:.3g} over two seconds of nothing else"
+    text = (
+        f"; at {seen['commit']} {seen['rate'] / 1e12:.3g}, and {seen['sustained_rate'] / 1e12:.3g} over two seconds of "
+        "nothing else"
+    )
     if "clock_mhz" in seen:
         limited = ", held down by its power limit" if seen["power_limited"] > 0.5 else ""
         text += f", at {seen['clock_mhz']:,.0f} MHz and {seen['power_w']:.0f} W{limited}"

@@ -266,10 +266,13 @@ def test_clock_and_power_are_medians_of_what_the_driver_says(
 
 def test_the_summary_says_what_holds_the_rate_down() -> None:
     tables = module("tables")
-    seen = {"sustained_rate": 7.1e14, "clock_mhz": 1500.0, "power_w": 699.0, "power_limited": 0.9}
+    rates = {"sustained_rate": 7.1e14, "rate": 8e14, "commit": "abc"}
+    seen = {**rates, "clock_mhz": 1500.0, "power_w": 699.0, "power_limited": 0.9}
     text = tables._sustained({"sustained": seen})
-    assert text == "; 710 over two seconds of nothing else, at 1,500 MHz and 699 W, held down by its power limit"
-    assert tables._sustained({"sustained": {"sustained_rate": 7.1e14}}).endswith("nothing else")
+    assert text == (
+        "; at abc 800, and 710 over two seconds of nothing else, at 1,500 MHz and 699 W, held down by its power limit"
+    )
+    assert tables._sustained({"sustained": rates}).endswith("nothing else")
     assert tables._sustained({}) == ""
 
 

@@ -55,6 +55,16 @@ def test_json_that_left_the_momentum_to_the_method() -> None:
     assert Recipe.from_json(r.to_json() | {"encoder_momentum": None}) == r
 
 
+@pytest.mark.parametrize(("objective", "meant"), [("fmicl", "cross"), ("align_uniform", "cross"), ("infonce", "auto")])
+def test_json_from_when_mocov3_compared_with_keys(objective: Any, meant: Any) -> None:
+    r = dataclasses.replace(RECIPES["cifar10"].recipe, method="mocov3", objective=objective)
+    old = {name: value for name, value in r.to_json().items() if name != "symmetric"}
+    assert Recipe.from_json(old) == dataclasses.replace(r, negatives=meant)
+    assert Recipe.from_json(old | {"negatives": "anchor"}).negatives == "anchor"
+    assert Recipe.from_json(old | {"method": "moco"}).negatives == "auto"
+    assert Recipe.from_json(r.to_json()) == r
+
+
 def test_json_from_another_version_is_refused() -> None:
     settings = RECIPES["digits"].recipe.to_json() | {"colour": "red"}
     with pytest.raises(ValueError, match="colour"):

@@ -136,6 +136,7 @@ CUTS = [
     ("simclr", 5, 1, 1),  # at its end
     ("moco", 7, 3, 1),  # some batches after the last checkpoint
     ("moco", 7, 1, 2),  # with gradients half accumulated
+    ("symmetric moco", 7, 3, 1),
     ("simclr", 9, 2, 3),  # where accumulation goes across the end of an epoch
     ("simclr", 15, 1, 1),  # after the last batch, before the export
 ]
@@ -145,9 +146,10 @@ CUTS = [
 def test_cut_anywhere(
     method: Any, after: int, steps: int, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    symmetric = method.startswith("symmetric ")
     recipe = digits(
-        method=method, epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
-        learning_rate=1e-3,
+        method=method.removeprefix("symmetric "), symmetric=symmetric, epochs=3, checkpoint_steps=steps,
+        accumulate=accumulate, clip=1.0, optimizer="adamw", learning_rate=1e-3,
     )  # fmt: skip
     cut_and_resume(recipe, after, tmp_path, monkeypatch)
 

@@ -172,6 +172,9 @@ def test_estimation_error(name: str) -> None:
         (lambda: theory.estimation_error("kl", 10, 1.5), r"delta=1\.5"),
         (lambda: theory.uniformity("kl", gamma=-1.0), r"gamma=-1\.0"),
         (lambda: theory.uniformity("nope"), "unknown divergence"),
+        (lambda: theory.push("kl", alpha=0.0), r"alpha=0\.0"),
+        (lambda: theory.push("kl", gamma=-1.0), r"gamma=-1\.0"),
+        (lambda: theory.push("kl", mu=0.0), r"mu=0\.0"),
     ],
 )
 def test_refuses(make: object, message: str) -> None:

@@ -238,10 +238,12 @@ def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
     assert float(rows[0]["loss"]) == pytest.approx(float(reference[0]["loss"]), rel=1e-5)
 
 
-def test_two_processes_train_as_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_two_processes_train_as_one(symmetric: bool, tmp_path: Path) -> None:
     """Through Lightning's own launcher; the page is written once, and the weights follow from the seed."""
     command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--devices", "2"]
     command += ["--method", "moco", "--epochs", "1", "--hidden", "32", "--no-baselines", "--out", str(tmp_path / "run")]
+    command += ["--symmetric"] if symmetric else []
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -249,7 +251,7 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
     assert run.finished
     queue = runs.load_checkpoint(run.checkpoint)["method"]["queue"]
     torch.testing.assert_close(queue.norm(dim=1), torch.ones(len(queue)))
-    assert int(runs.load_checkpoint(run.checkpoint)["method"]["queue_position"]) == 5 * 256
+    assert int(runs.load_checkpoint(run.checkpoint)["method"]["queue_position"]) == 5 * (512 if symmetric else 256)
     assert done.stdout.count("run folder") == 1
 
 
@@ -508,8 +510,22 @@ def test_advice_names_what_the_objective_has() -> None:
     assert "--temperature" in objectives.collapse_advice(digits(objective="infonce"), 64)
     assert "--uniformity-weight" in objectives.collapse_advice(digits(objective="align_uniform"), 64)
     assert "--mu" in objectives.collapse_advice(digits(objective="spectral"), 64)
-    assert "Lower --alpha" in objectives.collapse_advice(digits(method="moco"), 64)  # whose keys don't give way
-    assert "Raise --alpha" in objectives.collapse_advice(digits(method="moco", alpha=1.0), 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, "Raise"),
+        ({"method": "mocov3"}, "Raise"),
+        ({"method": "moco"}, "Lower"),  # whose keys don't give way
+        ({"method": "moco", "divergence": "tsallis", "alpha": 403.0}, "Lower"),  # collapsed, in docs/reproduction.md
+        ({"method": "mocov3", "negatives": "cross"}, "Lower"),
+    ],
+)
+def test_advice_goes_the_right_way(changes: dict[str, Any], word: str) -> None:
+    assert f"{word} --alpha" in objectives.collapse_advice(digits(**changes), 64)
+    uniform = objectives.collapse_advice(digits(**changes, objective="align_uniform"), 64)
+    assert uniform.startswith(f"{word} --uniformity-weight")
 
 
 @pytest.mark.parametrize(
@@ -521,9 +537,16 @@ def test_advice_names_what_the_objective_has() -> None:
         ({"method": "moco", "divergence": "pearson"}, False),
         ({"method": "moco", "divergence": "squared_hellinger"}, True),
         ({"method": "moco", "objective": "infonce"}, False),
-        ({"method": "moco", "mu": "normalised", "gamma": 1000.0}, False),  # beyond a float: nothing to say
+        ({"method": "moco", "mu": "normalised"}, True),
+        ({"method": "moco", "mu": "normalised", "gamma": 1000.0, "dim": 4096}, False),  # beyond a float: nothing to say
+        ({"method": "moco", "divergence": "neyman", "gamma": 500.0}, False),  # no alpha would do
+        ({"method": "moco", "divergence": "tsallis", "order": 1.01}, True),
+        ({"method": "moco", "similarity": "cosine"}, False),  # what pulls there is no density ratio
+        ({"method": "moco", "objective": "align_uniform"}, False),
         ({"method": "mocov3"}, False),
         ({"method": "mocov3", "negatives": "cross"}, True),
+        ({"method": "mocov3", "negatives": "both", "alpha": 40.0}, True),
+        ({"method": "mocov3", "negatives": "both", "alpha": 20.0}, False),  # where a half of them are keys
         ({"negatives": "cross"}, False),
     ],
 )

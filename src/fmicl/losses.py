@@ -30,8 +30,8 @@ class FMICLLoss(nn.Module):
 
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
-        alpha: weight of the negative term; 40 for images and 409600 for text in the paper. Explicit negatives, which
-            have no gradient, take less (`fmicl.theory.push`).
+        alpha: weight of the negative term; 40 for images and 409600 for text in the paper. Explicit negatives
+            without a gradient, such as a queue, take less (`fmicl.theory.push`).
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
         similarity: "gaussian", "cosine", or a `Similarity`.

@@ -15,8 +15,9 @@ from fmicl.similarities import Gaussian
 
 __all__ = ["build_divergence", "build_objective", "certificate", "collapse_advice", "overweight"]
 
-HARD = 1.5
-"""Negatives without a gradient may push this hard, in units of what a pair pulls (`fmicl.theory.push`)."""
+HARDEST = 1.5
+"""A push (`fmicl.theory.push`) beyond which negatives without a gradient have made runs collapse."""
+_LARGEST_LOG = 700.0  # of a float's exponential
 
 
 def build_objective(recipe: Settings) -> nn.Module:
@@ -100,29 +101,36 @@ def overweight(recipe: Settings, dim: int) -> str:
 
     Keys of a momentum encoder don't give way. Where queries are driven from them harder than towards their own, they
     run past all keys to the far side of the sphere, and the keys after them: a chase, in which both collapse. With
-    negatives that have a gradient (SimCLR; mocov3 with anchors) the same weight only spreads the embeddings more.
+    negatives that have a gradient (SimCLR; mocov3 with anchors) the same weight only spreads the embeddings more. The
+    optimal shift, InfoNCE and alignment-uniformity weigh their negatives by a normaliser, and are not warned of.
 
     Example:
         >>> import dataclasses
         >>> from fmicl.recipes import RECIPES
         >>> print(overweight(dataclasses.replace(RECIPES["cifar10"].recipe, method="moco"), dim=512))
         the keys of moco have no gradient, and with alpha=40 they push 5.4 times as hard as a pair pulls: the \
-embeddings may collapse. --alpha 7.4 balances the two, and --shift optimal does so by itself
+embeddings may collapse. --alpha 7.4 balances the two; --shift optimal weighs them by itself
         >>> overweight(RECIPES["digits"].recipe, dim=64)
         ''
     """
-    keys = recipe.method == "moco" or (recipe.method == "mocov3" and recipe.negatives == "cross")
     mu = _mu(recipe, dim)
-    if not keys or mu is None or recipe.shift is not None:
+    if mu is None or recipe.shift is not None:
         return ""
-    push = theory.push(build_divergence(recipe), recipe.alpha, recipe.gamma, mu)
-    if not push > HARD:
+    push = _share_of_keys(recipe) * theory.push(build_divergence(recipe), recipe.alpha, recipe.gamma, mu)
+    if not HARDEST < push < math.inf:
         return ""
     return (
         f"the keys of {recipe.method} have no gradient, and with alpha={recipe.alpha:g} they push {push:.2g} times as "
-        f"hard as a pair pulls: the embeddings may collapse. --alpha {recipe.alpha / push:.2g} balances the two, and "
-        "--shift optimal does so by itself"
+        f"hard as a pair pulls: the embeddings may collapse. --alpha {recipe.alpha / push:.2g} balances the two; "
+        "--shift optimal weighs them by itself"
     )
+
+
+def _share_of_keys(recipe: Settings) -> float:
+    """How many of the negatives are keys of a momentum encoder: of "both", queries against keys are one half."""
+    if recipe.method == "moco":
+        return 1.0
+    return {"cross": 1.0, "both": 0.5}.get(recipe.negatives, 0.0) if recipe.method == "mocov3" else 0.0
 
 
 def collapse_advice(recipe: Settings, dim: int) -> str:
@@ -133,13 +141,13 @@ def collapse_advice(recipe: Settings, dim: int) -> str:
         >>> collapse_advice(RECIPES["digits"].recipe, dim=64)
         'Raise --alpha, lower --learning-rate, or take another divergence.'
     """
+    word = "Lower" if _share_of_keys(recipe) else "Raise"  # what gives way spreads more the harder it is pushed
     if recipe.objective == "infonce":
         return "Lower --learning-rate, or change --temperature."
     if recipe.objective == "align_uniform":
-        return "Raise --uniformity-weight, or lower --learning-rate."
+        return f"{word} --uniformity-weight, or lower --learning-rate."
     if recipe.objective == "spectral":
-        return "Raise --mu, or lower --learning-rate."
-    word = "Lower" if overweight(recipe, dim) else "Raise"
+        return "Change --mu, or lower --learning-rate."
     return f"{certificate(recipe, dim)}{word} --alpha, lower --learning-rate, or take another divergence."
 
 
@@ -147,5 +155,5 @@ def _mu(recipe: Settings, dim: int) -> float | None:
     """The scale of the density ratio; None where theory has nothing to say, or it is beyond a float."""
     if recipe.objective != "fmicl" or recipe.similarity != "gaussian":
         return None
-    mu = math.exp(min(Gaussian(recipe.gamma, recipe.mu).log_mu(dim), 800.0))
-    return mu if math.isfinite(mu) else None
+    log_mu = Gaussian(recipe.gamma, recipe.mu).log_mu(dim)
+    return math.exp(log_mu) if log_mu < _LARGEST_LOG else None

@@ -149,14 +149,15 @@ def push(divergence: str | Divergence, alpha: float = 40.0, gamma: float = 1.0, 
     r"""How hard negatives at right angles push, in units of how hard a pair that has met pulls.
 
     Both are slopes of the loss in the inner product. With h(r) = f*(f'(e^r)), whose slope is e^r times that of
-    f'(e^r), it is
+    f'(e^r), the push is
 
     .. math:: \alpha\, \mu\, h'(\log\mu - 2\gamma) / h'(\log\mu) ,
 
-    for KL alpha mu e^(-2 gamma). InfoNCE, whose normaliser weighs its negatives, and the optimal shift have 1.
-    Where negatives have a gradient, more than 1 buys uniformity with alignment. Where they don't (a queue, or the keys
-    of a momentum encoder), it is a force that nothing gives way to, and embeddings collapse
-    (runs of both kinds are in docs/reproduction.md).
+    for KL alpha mu e^(-2 gamma). (In InfoNCE, and with KL's optimal shift, a normaliser makes it 1.) Where negatives
+    have a gradient, more than 1 buys uniformity with alignment. Where they don't (a queue, or the keys of a momentum
+    encoder), it is a force that nothing gives way to, and embeddings collapse; runs of both kinds are in
+    docs/reproduction.md. A small push is no promise: near pairs may push up to alpha mu times as hard as a pair pulls,
+    which for steep penalties (Tsallis) or a large gamma is far more than those at right angles.
 
     Args:
         divergence: a name or a `Divergence`.

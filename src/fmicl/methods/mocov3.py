@@ -14,7 +14,7 @@ class MoCoV3(MomentumMethod):
     """Each view predicts the other one's key; who is a negative, the objective says.
 
     After Chen, Xie and He, "An Empirical Study of Training Self-Supervised Vision Transformers", 2021, whose InfoNCE
-    takes the keys of the rest of the batch ("cross"). f-MICL's own choice, the other predictions ("anchor"), have a
+    takes the keys of the rest of the batch ("cross"). f-MICL's own choice, the other predictions ("anchor"), has a
     gradient; keys have none, and with a large alpha drive all predictions to the far side of the sphere
     (`fmicl.theory.push`). The momentum rises from its first value to 1 along a half cosine.
 

@@ -54,6 +54,13 @@ def test_a_boolean_has_the_flags_of_train() -> None:
         values("--no-seed")
 
 
+@pytest.mark.parametrize("word", ["true", "True", "TRUE"])
+def test_a_case_takes_a_boolean_in_any_spelling(word: str) -> None:
+    recipe = RECIPES["cifar10"].recipe
+    assert parse_case(["Both", f"symmetric={word}"], recipe) == ("Both", {"symmetric": True})
+    assert parse_case(["One", "symmetric=false"], recipe) == ("One", {"symmetric": False})
+
+
 def test_the_help_of_a_sweep_is_that_of_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("sweep", "digits", "--help")
@@ -126,6 +133,7 @@ def test_another_kind_of_recipe_will_do() -> None:
         ("--case SimCLR infonce", "'infonce' is not FIELD=VALUE"),
         ("--case SimCLR objektive=infonce", "did you mean objective"),
         ("--case SimCLR objective=info", "objective can't be 'info'"),
+        ("--case Both method=moco symmetric=yes", "symmetric can't be 'yes'; it is True or False"),
         ("--case A seed=1 --case A seed=2", "there are two cases A"),
         ("--case A divergence=js --divergence kl js", "divergence is set by case A and by --divergence"),
         ("--case A divergence=js --case B divergence=js", "A and B would train the same thing"),

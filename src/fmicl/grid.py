@@ -267,16 +267,15 @@ def parse_case(words: Sequence[str], recipe: Any) -> tuple[str, dict[str, Any]]:
         if field in ONE_FOR_ALL:
             raise ValueError(f"case {name}: the runs of a sweep have {field} in common")
         leaf = known[field]
-        parts = text.split(",") if _is_tuple(leaf.type) else [text]
+        parts = text.split(",") if _is_tuple(leaf.type) else [text.capitalize() if leaf.type is bool else text]
         try:
             with contextlib.redirect_stderr(io.StringIO()):
                 parsed = tyro.cli(
                     grid_class(kind), default=grid_of(recipe), args=[f"--{field.replace('_', '-')}", *parts]
                 )
         except SystemExit:
-            raise ValueError(
-                f"case {name}: {field} can't be {text!r}; `fmicl train RECIPE --help` says what it takes"
-            ) from None
+            takes = "it is True or False" if leaf.type is bool else "`fmicl train RECIPE --help` says what it takes"
+            raise ValueError(f"case {name}: {field} can't be {text!r}; {takes}") from None
         value = getattr(parsed, field)
         changes[field] = value[0] if leaf.several else value
     return name, changes

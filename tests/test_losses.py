@@ -18,21 +18,9 @@ import fmicl
 from fmicl import functional
 from fmicl.kernels import Kernel, Precision
 from fmicl.kernels.triton import interpreting
+from two_views import MODES, NAMES, batch, queue, unit
 
 F64 = torch.float64
-NAMES = fmicl.list_divergences()
-CERTIFIED = [name for name in NAMES if name not in ("neyman", "reverse_kl")]
-MODES = ["anchor", "both", "cross", "explicit"]
-
-
-def batch(n: int = 6, d: int = 4, seed: int = 0, dtype: torch.dtype = F64) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, d, generator=generator, dtype=F64)
-    return x.to(dtype), (x + 0.5 * torch.randn(n, d, generator=generator, dtype=F64)).to(dtype)
-
-
-def queue(m: int = 5, d: int = 4) -> Tensor:
-    return torch.randn(m, d, generator=torch.Generator().manual_seed(9), dtype=F64)
 
 
 def negative_pairs(x: Tensor, y: Tensor, mode: str, explicit: Tensor | None) -> list[tuple[Tensor, Tensor]]:
@@ -46,10 +34,6 @@ def negative_pairs(x: Tensor, y: Tensor, mode: str, explicit: Tensor | None) -> 
     if mode == "cross":
         return [(x[i], y[j]) for i, j in others]
     return [(a[i], b[j]) for a in (x, y) for b in (x, y) for i, j in others]
-
-
-def unit(v: Tensor) -> Tensor:
-    return F.normalize(v, dim=-1)
 
 
 def plain_fmicl(
@@ -146,84 +130,6 @@ class TestFMICL:
                 torch.autograd.grad(loss(x, y), (x, y)), torch.autograd.grad(known(x, y), (x, y)), strict=True
             ):
                 torch.testing.assert_close(seen, true, rtol=1e-6, atol=1e-8)
-
-
-class TestShift:
-    @pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
-    @pytest.mark.parametrize("name", NAMES)
-    @pytest.mark.parametrize("alpha", [1.0, 40.0])
-    def test_no_shift_does_better(self, name: str, alpha: float, similarity: str) -> None:
-        x, y = batch()
-        kind = fmicl.divergence(name)
-        critic = functional.make_similarity(similarity).critic(kind, 4)
-        off = ~torch.eye(len(x), dtype=torch.bool)
-        t_positive = critic.score(critic.pairs(unit(x), unit(y)))
-        t_negative = critic.score(critic.z(unit(x) @ unit(x).T)[off])
-        best = -float(fmicl.FMICLLoss(name, alpha=alpha, similarity=similarity, shift="optimal")(x, y))
-
-        def bound(v: Tensor) -> Tensor:
-            return t_positive.mean() - v - alpha * kind.conjugate(t_negative - v[:, None]).mean(dim=1)
-
-        centre, span = 0.0, 10.0 + float(t_negative.abs().max()) + abs(float(kind.derivative(1 / alpha)))
-        for _ in range(4):  # a concave function: zoom in on the best point of a grid
-            grid = centre + torch.linspace(-span, span, 1001, dtype=F64)
-            centre, span = float(grid[bound(grid).argmax()]), span / 100
-        found = float(bound(grid).max())
-        assert best >= found - 1e-9 * (1 + abs(found))
-        assert best == pytest.approx(found, rel=1e-5, abs=1e-5)
-
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("name", CERTIFIED)
-    def test_gradient_by_the_envelope_theorem(self, name: str, mode: str) -> None:
-        x, y = (v.requires_grad_() for v in batch(4, 3))
-        explicit = [queue(3, 3).requires_grad_()] if mode == "explicit" else []
-        negatives = "anchor" if mode == "explicit" else mode
-        loss = fmicl.FMICLLoss(name, alpha=2.0, shift="optimal", negatives=negatives)  # type: ignore[arg-type]
-        assert torch.autograd.gradcheck(loss, (x, y, *explicit), atol=1e-5)
-
-    def test_closed_form_and_solve_agree_for_kl(self) -> None:
-        x, y = batch()
-        solved = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="kl by hand")
-        for similarity in ("gaussian", "cosine"):
-            closed = fmicl.FMICLLoss("kl", similarity=similarity, shift="optimal")(x, y)
-            torch.testing.assert_close(fmicl.FMICLLoss(solved, similarity=similarity, shift="optimal")(x, y), closed)
-
-    def test_never_below_the_unshifted_bound(self) -> None:
-        x, y = batch()
-        for name in NAMES:
-            shifted = fmicl.FMICLLoss(name, alpha=5.0, shift="optimal")(x, y)
-            assert float(shifted) <= float(fmicl.FMICLLoss(name, alpha=5.0)(x, y)) + 1e-12
-
-    def test_differentiating_twice_is_refused_where_it_would_be_wrong(self) -> None:
-        x, y = (v.requires_grad_() for v in batch(4, 3))
-        with pytest.raises(RuntimeError, match="can't be differentiated twice: the gradient of shift='optimal'"):
-            torch.autograd.grad(fmicl.FMICLLoss("js", shift="optimal")(x, y), x, create_graph=True)
-        assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
-
-    def test_the_solve_takes_few_passes_and_no_gradient(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from fmicl.kernels import tiled
-
-        asked: list[bool] = []
-        whole = tiled.pair_symmetric
-
-        def spy(x: Tensor, function: object, gradient: bool) -> tuple[Tensor, Tensor | None]:
-            asked.append(gradient)
-            return whole(x, function, gradient)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(tiled, "pair_symmetric", spy)
-        x, y = (v.requires_grad_() for v in batch(32, 8, dtype=torch.float32))
-        for name in CERTIFIED:
-            asked.clear()
-            fmicl.FMICLLoss(name, shift="optimal")(x, y)
-            assert asked.count(True) == 1
-            assert len(asked) <= (1 if name == "kl" else 25)
-
-    def test_in_float32(self) -> None:
-        x, y = batch(dtype=torch.float32)
-        assert fmicl.FMICLLoss("squared_hellinger", gamma=50.0, shift="optimal")(x, y).isfinite()
-        for name in NAMES:
-            loss = fmicl.FMICLLoss(name, shift="optimal")
-            torch.testing.assert_close(loss(x, y).double(), loss(x.double(), y.double()), rtol=1e-4, atol=1e-4)
 
 
 def plain_ntxent(x: Tensor, y: Tensor, temperature: float) -> Tensor:

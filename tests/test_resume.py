@@ -28,7 +28,7 @@ from fmicl.results import load_splits
 from fmicl.stopping import Stopped
 from fmicl.training import train
 from image_sets import make
-from test_training import digits, small
+from small_recipes import digits, small
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def test_killed_and_resumed_run_is_bit_identical(method: Any, tmp_path: Path) ->
     assert whole is not None
     # The same run in a process of its own, which is killed in the middle of an epoch.
     script = (
-        "import sys; from test_training import digits; from fmicl.training import train; from pathlib import Path; "
+        "import sys; from small_recipes import digits; from fmicl.training import train; from pathlib import Path; "
     )
     script += f"train(digits(**{changes!r}), out=Path(sys.argv[1]))"
     environment = {

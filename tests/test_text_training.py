@@ -28,7 +28,6 @@ import fmicl
 from fmicl import cli, runs, text_training
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method
-from fmicl.objectives import build_objective
 from fmicl.recipes import RECIPES
 from fmicl.sts import load_stsb
 from fmicl.text_models import build_sentence_encoder
@@ -50,14 +49,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "text.txt").write_text("\n".join(SENTENCES) + "\n\n")
     write_sts(folder / "sts")
     return folder
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_the_loss_of_sentences_is_in_float32_and_that_of_images_as_it_comes(objective: Any) -> None:
-    for negatives in ("auto", "cross"):
-        assert build_objective(TextRecipe(objective=objective, negatives=negatives)).options == {"precision": "high"}
-        images = dataclasses.replace(RECIPES["cifar10"].recipe, objective=objective, negatives=negatives)
-        assert build_objective(images).options == {}
 
 
 def small(place: Path, **changes: Any) -> TextRecipe:

@@ -21,40 +21,18 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from fmicl import AlignUniformLoss, FMICLLoss, divergence, objectives, processes, runs, training
+from fmicl import objectives, processes, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
+from fmicl.exported import load_encoder
 from fmicl.methods import METHODS, Method
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
 from image_sets import make
-
-# What makes each recipe small enough for a test: little data, and a narrower head and a smaller sibling of its encoder.
-SMALL: dict[str, dict[str, Any]] = {
-    "digits": {"batch_size": 256},
-    "cifar10": {"batch_size": 15},
-    "stl10": {"batch_size": 12, "encoder": "resnet18", "size": 64},
-    "tinyimagenet": {"batch_size": 6, "encoder": "resnet18"},
-    "imagenet": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 2, "size": 32, "memory_gib": 0.0},
-    "images": {"batch_size": 4, "size": 32},
-}
-
-
-def small(name: str, folder: Path | None, **changes: Any) -> Recipe:
-    """A recipe for a few steps on a small data set."""
-    recipe = RECIPES[name].recipe
-    settings: dict[str, Any] = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
-    settings |= SMALL[name] | changes
-    size = settings.pop("size", recipe.views.size)
-    views = dataclasses.replace(recipe.views, size=size)
-    return dataclasses.replace(recipe, data_dir=folder, views=views, **settings)
-
-
-def digits(**changes: Any) -> Recipe:
-    return small("digits", None, **{"baselines": False, "monitor_every": 0, **changes})
+from small_recipes import SMALL, digits, small
 
 
 @pytest.fixture
@@ -98,7 +76,7 @@ def test_each_method_trains_two_steps_with_each_objective(method: Any, objective
     assert row["step"] == "2"
     assert math.isfinite(float(row["loss"]))
     assert (row["loss_alignment"] != "") == (objective == "fmicl")
-    after = runs.load_encoder(run.path)
+    after = load_encoder(run.path)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
 
 
@@ -106,7 +84,7 @@ def test_the_encoder_comes_back_without_pickle(tmp_path: Path) -> None:
     run = train(digits(epochs=1), out=tmp_path / "run")
     assert run is not None
     state = runs.load_checkpoint(run.checkpoint)["method"]
-    encoder = runs.load_encoder(run.path)
+    encoder = load_encoder(run.path)
     assert not encoder.training
     for name, value in encoder.state_dict().items():
         assert torch.equal(value, state[f"encoder.{name}"])
@@ -122,7 +100,7 @@ def test_untrained_in_the_results_is_what_training_started_from(tmp_path: Path) 
     assert run is not None
     torch.manual_seed(0)
     start = training.build_recipe_encoder(digits())
-    for old, new in zip(start.parameters(), runs.load_encoder(run.path).parameters(), strict=True):
+    for old, new in zip(start.parameters(), load_encoder(run.path).parameters(), strict=True):
         torch.testing.assert_close(old, new, rtol=0, atol=1e-25)
 
 
@@ -362,23 +340,6 @@ def test_a_setting_of_another_encoder_is_warned_of(
     assert said == ([f"warning: {words}"] if words else [])
 
 
-def test_the_order_of_tsallis_is_the_recipes() -> None:
-    objective = objectives.build_objective(digits(divergence="tsallis", order=2.5))
-    assert objective.divergence == divergence("tsallis", order=2.5)
-    x, y = torch.randn(2, 8, 4)
-    assert objective(x, y) == FMICLLoss(divergence("tsallis", order=2.5), alpha=20.0)(x, y)
-    for name in ("infonce", "align_uniform", "spectral"):
-        with pytest.raises(ValueError, match="unknown divergence 'nonsense'"):
-            objectives.build_objective(digits(divergence="nonsense", objective=name))
-
-
-def test_align_uniform_has_a_kernel_of_its_own() -> None:
-    x, y = torch.randn(2, 8, 4)
-    assert objectives.build_objective(digits(objective="align_uniform", gamma=7.0))(x, y) == AlignUniformLoss()(x, y)
-    changed = objectives.build_objective(digits(objective="align_uniform", uniformity_gamma=3.0, uniformity_weight=2.0))
-    assert changed(x, y) == AlignUniformLoss(gamma=3.0, weight=2.0)(x, y)
-
-
 def test_precision_is_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     for has in (True, False):
@@ -505,74 +466,10 @@ def test_collapse_is_warned_of_once_with_the_certificate() -> None:
     assert "not convex" in objectives.certificate(digits(divergence="vlc", mu=2.5), 64)
 
 
-def test_advice_names_what_the_objective_has() -> None:
-    assert "--alpha" not in objectives.collapse_advice(digits(objective="infonce"), 64)
-    assert "--temperature" in objectives.collapse_advice(digits(objective="infonce"), 64)
-    assert "--uniformity-weight" in objectives.collapse_advice(digits(objective="align_uniform"), 64)
-    assert "--mu" in objectives.collapse_advice(digits(objective="spectral"), 64)
-
-
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({}, "Raise"),
-        ({"method": "mocov3"}, "Raise"),
-        ({"method": "moco"}, "Lower"),  # whose keys don't give way
-        ({"method": "moco", "divergence": "tsallis", "alpha": 403.0}, "Lower"),  # collapsed, in docs/reproduction.md
-        ({"method": "mocov3", "negatives": "cross"}, "Lower"),
-    ],
-)
-def test_advice_goes_the_right_way(changes: dict[str, Any], word: str) -> None:
-    assert f"{word} --alpha" in objectives.collapse_advice(digits(**changes), 64)
-    uniform = objectives.collapse_advice(digits(**changes, objective="align_uniform"), 64)
-    assert uniform.startswith(f"{word} --uniformity-weight")
-
-
-@pytest.mark.parametrize(
-    ("changes", "warned"),
-    [
-        ({"method": "moco"}, True),
-        ({"method": "moco", "alpha": 7.4}, False),
-        ({"method": "moco", "shift": "optimal"}, False),
-        ({"method": "moco", "divergence": "pearson"}, False),
-        ({"method": "moco", "divergence": "squared_hellinger"}, True),
-        ({"method": "moco", "objective": "infonce"}, False),
-        ({"method": "moco", "mu": "normalised"}, True),
-        ({"method": "moco", "mu": "normalised", "gamma": 1000.0, "dim": 4096}, False),  # beyond a float: nothing to say
-        ({"method": "moco", "divergence": "neyman", "gamma": 500.0}, False),  # no alpha would do
-        ({"method": "moco", "divergence": "tsallis", "order": 1.01}, True),
-        ({"method": "moco", "similarity": "cosine"}, False),  # what pulls there is no density ratio
-        ({"method": "moco", "objective": "align_uniform"}, False),
-        ({"method": "mocov3"}, False),
-        ({"method": "mocov3", "negatives": "cross"}, True),
-        ({"method": "mocov3", "negatives": "both", "alpha": 40.0}, True),
-        ({"method": "mocov3", "negatives": "both", "alpha": 20.0}, False),  # where a half of them are keys
-        ({"negatives": "cross"}, False),
-    ],
-)
-def test_negatives_without_gradient_that_push_too_hard(changes: dict[str, Any], warned: bool) -> None:
-    recipe = digits(**changes)
-    line = objectives.overweight(recipe, recipe.dim)
-    assert bool(line) == warned
-    if warned:
-        alpha = float(line.split("--alpha ")[1].split()[0])
-        assert objectives.overweight(dataclasses.replace(recipe, alpha=alpha), recipe.dim) == ""
-
-
 @pytest.mark.usefixtures("only_training")
 def test_a_run_says_that_its_negatives_push_too_hard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(digits(method="moco", queue=512, epochs=1), out=tmp_path / "run")
     assert "warning: the keys of moco have no gradient" in capsys.readouterr().out
-
-
-def test_who_is_a_negative_by_default() -> None:
-    def negatives(**changes: Any) -> str:
-        return str(objectives.build_objective(digits(**changes)).negatives)
-
-    assert negatives(objective="infonce") == "both"
-    assert negatives(objective="infonce", method="mocov3") == "cross"
-    assert negatives(method="mocov3") == negatives() == "anchor"
-    assert negatives(method="mocov3", negatives="cross") == "cross"
 
 
 @pytest.mark.usefixtures("only_training")
@@ -646,7 +543,7 @@ def test_embed_writes_the_same_vectors_in_three_formats(tmp_path: Path) -> None:
     grey = Image.open(folder / "a" / "0.png").convert("L").resize((9, 9), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.asarray(grey)[:8, :8] / 255.0).float()
     view = RECIPES["digits"].recipe.views
-    expected = runs.load_encoder(run.path)(((pixels - view.mean[0]) / view.std[0]).view(1, 1, 8, 8))
+    expected = load_encoder(run.path)(((pixels - view.mean[0]) / view.std[0]).view(1, 1, 8, 8))
     got = torch.from_numpy(vectors[arrays["paths"].tolist().index("a/0.png")])
     assert nn.functional.cosine_similarity(expected[0], got, dim=0) > 0.95  # resizing before or after the grey differs
     with pytest.raises(FileExistsError, match="not overwritten"):

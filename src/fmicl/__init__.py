@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
+    from fmicl.exported import load_encoder as load_encoder
     from fmicl.losses import AlignUniformLoss as AlignUniformLoss
     from fmicl.losses import FMICLLoss as FMICLLoss
     from fmicl.losses import InfoNCELoss as InfoNCELoss
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
-    from fmicl.runs import load_encoder as load_encoder
     from fmicl.similarities import Cosine as Cosine
     from fmicl.similarities import Gaussian as Gaussian
     from fmicl.similarities import Similarity as Similarity
@@ -47,7 +47,7 @@ _HOMES = {
     "SpectralContrastiveLoss": "losses",
     "divergence": "divergences",
     "list_divergences": "divergences",
-    "load_encoder": "runs",
+    "load_encoder": "exported",
 }
 
 EXTRAS = {

@@ -13,8 +13,9 @@ from torch import Tensor
 from fmicl.checks import TokenPooling
 from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
 from fmicl.evaluation import extract_features
+from fmicl.exported import EncoderConfig, load_encoder
 from fmicl.files import write_whole
-from fmicl.runs import EncoderConfig, load_encoder, open_run, pick_device
+from fmicl.runs import open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
 

@@ -26,14 +26,12 @@ from fmicl.data import (
     what_changed,
 )
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
+from fmicl.exported import EncoderConfig, load_encoder, load_projection
 from fmicl.files import write_whole
 from fmicl.recipes import Recipe
 from fmicl.runs import (
-    EncoderConfig,
     Run,
     keep_old,
-    load_encoder,
-    load_projection,
     open_run,
     pick_device,
     read_fingerprint,

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
+from fmicl.exported import EncoderConfig, export
 from fmicl.memory import check_memory, explained
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
@@ -34,9 +35,7 @@ from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
 from fmicl.runs import (
-    EncoderConfig,
     Run,
-    export,
     new_run,
     old_run,
     pick_device,
@@ -352,19 +351,19 @@ def report_unused(recipe: Settings, default: Settings) -> None:
         say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")
 
 
-def report_overweight(recipe: Settings, dim: int) -> None:
-    """Of negatives that push so hard that the run may fail."""
-    line = overweight(recipe, dim)
-    if line:
-        say(f"warning: {line}")
-
-
 def _report_unused_by(encoder: nn.Module, recipe: Recipe, default: Recipe) -> None:
     """The same of settings that only some encoders have."""
     without = {"stem", "stable_vit"} - settings_of(encoder)
     unused = [name for name in sorted(without) if getattr(recipe, name) != getattr(default, name)]
     if unused:
         say(f"warning: {', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no part in encoder {recipe.encoder}")
+
+
+def report_overweight(recipe: Settings, dim: int) -> None:
+    """Of negatives that push so hard that the run may fail."""
+    line = overweight(recipe, dim)
+    if line:
+        say(f"warning: {line}")
 
 
 def say(line: str) -> None:

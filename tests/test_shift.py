@@ -1,0 +1,94 @@
+"""The optimal shift: no other does better, its gradient is exact, and it takes few passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fmicl
+from fmicl import functional
+from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
+
+
+@pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("alpha", [1.0, 40.0])
+def test_no_shift_does_better(name: str, alpha: float, similarity: str) -> None:
+    x, y = batch()
+    kind = fmicl.divergence(name)
+    critic = functional.make_similarity(similarity).critic(kind, 4)
+    off = ~torch.eye(len(x), dtype=torch.bool)
+    t_positive = critic.score(critic.pairs(unit(x), unit(y)))
+    t_negative = critic.score(critic.z(unit(x) @ unit(x).T)[off])
+    best = -float(fmicl.FMICLLoss(name, alpha=alpha, similarity=similarity, shift="optimal")(x, y))
+
+    def bound(v: Tensor) -> Tensor:
+        return t_positive.mean() - v - alpha * kind.conjugate(t_negative - v[:, None]).mean(dim=1)
+
+    centre, span = 0.0, 10.0 + float(t_negative.abs().max()) + abs(float(kind.derivative(1 / alpha)))
+    for _ in range(4):  # a concave function: zoom in on the best point of a grid
+        grid = centre + torch.linspace(-span, span, 1001, dtype=F64)
+        centre, span = float(grid[bound(grid).argmax()]), span / 100
+    found = float(bound(grid).max())
+    assert best >= found - 1e-9 * (1 + abs(found))
+    assert best == pytest.approx(found, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_gradient_by_the_envelope_theorem(name: str, mode: str) -> None:
+    x, y = (v.requires_grad_() for v in batch(4, 3))
+    explicit = [queue(3, 3).requires_grad_()] if mode == "explicit" else []
+    negatives = "anchor" if mode == "explicit" else mode
+    loss = fmicl.FMICLLoss(name, alpha=2.0, shift="optimal", negatives=negatives)  # type: ignore[arg-type]
+    assert torch.autograd.gradcheck(loss, (x, y, *explicit), atol=1e-5)
+
+
+def test_closed_form_and_solve_agree_for_kl() -> None:
+    x, y = batch()
+    solved = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="kl by hand")
+    for similarity in ("gaussian", "cosine"):
+        closed = fmicl.FMICLLoss("kl", similarity=similarity, shift="optimal")(x, y)
+        torch.testing.assert_close(fmicl.FMICLLoss(solved, similarity=similarity, shift="optimal")(x, y), closed)
+
+
+def test_never_below_the_unshifted_bound() -> None:
+    x, y = batch()
+    for name in NAMES:
+        shifted = fmicl.FMICLLoss(name, alpha=5.0, shift="optimal")(x, y)
+        assert float(shifted) <= float(fmicl.FMICLLoss(name, alpha=5.0)(x, y)) + 1e-12
+
+
+def test_differentiating_twice_is_refused_where_it_would_be_wrong() -> None:
+    x, y = (v.requires_grad_() for v in batch(4, 3))
+    with pytest.raises(RuntimeError, match="can't be differentiated twice: the gradient of shift='optimal'"):
+        torch.autograd.grad(fmicl.FMICLLoss("js", shift="optimal")(x, y), x, create_graph=True)
+    assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
+
+
+def test_the_solve_takes_few_passes_and_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fmicl.kernels import tiled
+
+    asked: list[bool] = []
+    whole = tiled.pair_symmetric
+
+    def spy(x: Tensor, function: object, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        asked.append(gradient)
+        return whole(x, function, gradient)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tiled, "pair_symmetric", spy)
+    x, y = (v.requires_grad_() for v in batch(32, 8, dtype=torch.float32))
+    for name in CERTIFIED:
+        asked.clear()
+        fmicl.FMICLLoss(name, shift="optimal")(x, y)
+        assert asked.count(True) == 1
+        assert len(asked) <= (1 if name == "kl" else 25)
+
+
+def test_in_float32() -> None:
+    x, y = batch(dtype=torch.float32)
+    assert fmicl.FMICLLoss("squared_hellinger", gamma=50.0, shift="optimal")(x, y).isfinite()
+    for name in NAMES:
+        loss = fmicl.FMICLLoss(name, shift="optimal")
+        torch.testing.assert_close(loss(x, y).double(), loss(x.double(), y.double()), rtol=1e-4, atol=1e-4)

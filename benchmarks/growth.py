@@ -130,19 +130,25 @@ def _joined(files: list[Data]) -> Data:
                 newest[_cell_key(cell)] = cell
     others = [data["machine"] for data in files if data is not base]
     later = [{key: machine[key] for key in ("date", "commit", "command")} for machine in others]
-    sustained = [data for data in files if data.get("sustained")]
-    sustained.sort(key=lambda data: max(cell["n"] for cell in data["cells"] if cell["status"] == "ok"))
     return {
         **base,
         "machine": {**base["machine"], "versions": versions, "later": later},
         "cells": [newest[_cell_key(cell)] for cell in base["cells"]],
-        "sustained": sustained
-        and {  # of the longest work that was measured
-            **sustained[-1]["sustained"],
-            "rate": sustained[-1]["rate"],
-            "commit": sustained[-1]["machine"]["commit"],
-        },
+        "sustained": _sustained(files),
     }
+
+
+def _sustained(files: list[Data]) -> Data | None:
+    """What was left of the matrix rate in the run that measured the longest work, with that run's own rate."""
+    seen = [data for data in files if data.get("sustained")]
+    if not seen:
+        return None
+    longest = max(reversed(seen), key=lambda data: max((cell["n"] for cell in data["cells"] if _ok(cell)), default=0))
+    return {**longest["sustained"], "rate": longest["rate"], "commit": longest["machine"]["commit"]}
+
+
+def _ok(cell: Data) -> bool:
+    return bool(cell["status"] == "ok")
 
 
 def _missing(cell: Data) -> bool:

@@ -276,6 +276,19 @@ def test_the_summary_says_what_holds_the_rate_down() -> None:
     assert tables._sustained({}) == ""
 
 
+def test_the_sustained_rate_is_of_the_run_with_the_longest_work() -> None:
+    growth = module("growth")
+
+    def file(commit: str, n: int, status: str = "ok") -> dict[str, Any]:
+        cells = [{"n": n, "status": status}]
+        return {"machine": {"commit": commit}, "cells": cells, "rate": n, "sustained": {"sustained_rate": n / 2}}
+
+    small, large, later = file("a", 10), file("b", 1000), file("c", 1000)
+    assert growth._sustained([large, small]) == {"sustained_rate": 500, "rate": 1000, "commit": "b"}
+    assert growth._sustained([small, large, later, file("d", 9999, "oom")])["commit"] == "c"  # of equal ones the newest
+    assert growth._sustained([{"cells": []}]) is None
+
+
 def test_cells_that_were_measured_again_are_the_newest() -> None:
     growth = module("growth")
 

@@ -205,6 +205,10 @@ def test_push(name: str, alpha: float, gamma: float, mu: float) -> None:
     )
 
 
+def test_push_of_a_scale_near_the_end_of_a_float() -> None:
+    assert theory.push("kl", 1e-10, 1.0, 1e300) == pytest.approx(1e290 * math.exp(-2.0), rel=1e-9)
+
+
 def test_push_is_a_ratio_of_slopes_in_the_inner_product() -> None:
     met, apart = torch.ones((), dtype=F64, requires_grad=True), torch.zeros((), dtype=F64, requires_grad=True)
     critic = fmicl.Gaussian(gamma=0.8).critic(fmicl.divergence("js"), 2)

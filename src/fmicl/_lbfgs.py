@@ -1,8 +1,8 @@
 """L-BFGS that asks a GPU for little: there, what takes time is to ask, not to compute.
 
-torch's own, with 20 past steps, starts a hundred kernels or more an iteration and waits for some forty numbers.
-Here the inner products that an iteration adds are one matrix product and one wait; the recursion over past steps runs
-on them alone, in Python (Chen, Wang and Zhou, "Large-scale L-BFGS using MapReduce", 2014).
+torch's own starts several kernels, and waits for a number or two, for each past step in each iteration. Here the inner
+products that an iteration adds are one matrix product and one wait; the recursion over past steps runs on them alone,
+in Python (Chen, Wang and Zhou, "Large-scale L-BFGS using MapReduce", 2014).
 """
 
 from __future__ import annotations

@@ -61,4 +61,4 @@ def check_batch(recipe: Settings, world_size: int) -> None:
         )
     keys = recipe.batch_size * (2 if recipe.symmetric else 1)
     if recipe.method == "moco" and recipe.queue < keys:
-        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch of keys ({keys})")
+        raise ValueError(f"queue ({recipe.queue}) must hold at least one batch of keys ({keys}): make it larger")

@@ -45,8 +45,8 @@ class Settings:
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
     symmetric: bool = False
-    """moco: each view is a query for the other's key, and both keys are enqueued (MoCo v2+): about twice the work of a
-    step, and a queue that reaches back half as many batches."""
+    """moco: each view is a query for the other's key, and both keys are enqueued (MoCo v2+). Twice the views go
+    through each network, and the queue reaches back half as many batches."""
 
     # Objective
     objective: Objective = "fmicl"
@@ -210,8 +210,8 @@ class Settings:
             )
         if settings.get("encoder_momentum", 0.0) is None:  # which it was, for the default
             settings = {**settings, "encoder_momentum": cls.encoder_momentum}
-        own = settings.get("objective") in ("fmicl", "align_uniform") and settings.get("method") == "mocov3"
-        if own and "symmetric" not in settings and settings.get("negatives") == "auto":  # which was cross, before
+        anchors = settings.get("objective") in ("fmicl", "align_uniform") and settings.get("method") == "mocov3"
+        if anchors and "symmetric" not in settings and settings.get("negatives") == "auto":  # which was cross, before
             settings = {**settings, "negatives": "cross"}
         paths = {name: Path(value) for name in cls.paths if (value := settings.get(name)) is not None}
         return cls(**{**settings, **paths})

@@ -176,7 +176,7 @@ def push(divergence: str | Divergence, alpha: float = 40.0, gamma: float = 1.0, 
     require_positive("gamma", gamma)
     require_positive("mu", mu)
     apart, met = divergence.penalty_slope(torch.tensor([math.log(mu) - 2 * gamma, math.log(mu)], dtype=torch.float64))
-    return float(alpha * mu * apart / met)
+    return float(alpha * mu * (apart / met))
 
 
 def table(gamma: float = 1.0, mu: float = 1.0) -> str:

@@ -63,7 +63,13 @@ class Bench:
         pictures = torch.randint(256, (images, channels, size, size), dtype=torch.uint8)
         splits = Splits(ArraySamples(pictures), None, None)
         self.stream = ViewStream(
-            splits.pretrain, recipe.view_pair, recipe.batch_size, seed=0, device=device, compile=compile
+            splits.pretrain,
+            recipe.view_pair,
+            recipe.batch_size,
+            seed=0,
+            device=device,
+            multiplicity=recipe.multiplicity,
+            compile=compile,
         )
         self.method: Method = build_method(recipe, build_recipe_encoder(recipe), len(self.stream)).to(device)
         if device.type == "cuda":
@@ -264,7 +270,7 @@ def main() -> None:
         "epoch_s": round(step * len(bench.stream) / 1e3, 3),
         "kernels_by_part_ms": bench.parts(max(2, options.steps // 20)),
         "views_alone_ms": round(views, 3),
-        "views_a_second": round(2 * recipe.batch_size / views * 1e3),
+        "views_a_second": round(recipe.multiplicity * recipe.batch_size / views * 1e3),
         "start_up_s": round(bench.start_up, 1),
         "peak_memory_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2) if device.type == "cuda" else None,
     }

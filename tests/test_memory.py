@@ -57,6 +57,7 @@ def test_need_is_what_is_kept_for_the_backward_pass_and_what_goes_with_each_weig
         return torch.rand(n, 4)
 
     assert need_of(scaled(), views) == Need(constant=2 * 16, sample=1.1 * 2 * 16)
+    assert need_of(scaled(), views, multiplicity=5) == Need(constant=2 * 16, sample=1.1 * 5 * 16)
     assert need_of(scaled(optimizer="adamw"), views).constant == 3 * 16
     # The keys of a momentum encoder keep nothing, and its weights have no gradient; the queue doesn't grow.
     assert need_of(scaled(MoCo, queue=512), views) == Need(constant=2 * 16, sample=1.1 * 16)
@@ -103,7 +104,7 @@ def test_a_run_ends_with_the_same_bits_with_and_without_the_look(
         (
             ALONE,
             19,
-            "a batch of 256 (two views each) needs about 41.0 GiB, and 19.0 GiB are free: --batch-size 64 fits; a "
+            "a batch of 256 (2 views each) needs about 41.0 GiB, and 19.0 GiB are free: --batch-size 64 fits; a "
             "smaller --encoder or --size needs less as well",
         ),
         (ALONE, 1, "no --batch-size fits"),

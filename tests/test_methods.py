@@ -21,6 +21,7 @@ import fmicl
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, MoCoV3, Optimisation, SimCLR, method_class, parameter_groups
 from fmicl.methods.base import warmup_cosine
+from fmicl.methods.simclr import anchored_pairs
 from fmicl.models import SmallConv
 
 OBJECTIVES: dict[str, Callable[[], nn.Module]] = {
@@ -64,6 +65,31 @@ def test_simclr_is_the_objective_of_both_views() -> None:
     torch.testing.assert_close(pairs.loss, expected)
     assert pairs.terms is not None
     torch.testing.assert_close(pairs.terms.sum(), expected.detach())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_simclr_of_more_views_is_the_mean_over_all_pairs(objective: str) -> None:
+    method = build("simclr", OBJECTIVES[objective]()).eval()
+    views = torch.randn(4, 6, 1, 8, 8)
+    embedded = [method.embed(view) for view in views]
+    pairs = [(0, 1), (2, 0), (0, 3), (1, 2), (3, 1), (2, 3)]
+    expected = torch.stack([method.objective(embedded[i], embedded[j]) for i, j in pairs]).mean()
+    found = method.pairs(views[0], views[1:].flatten(0, 1))
+    torch.testing.assert_close(found.loss, expected)
+    torch.testing.assert_close((found.first, found.second), (embedded[0].detach(), embedded[1].detach()))
+    if found.terms is not None:
+        torch.testing.assert_close(found.terms.sum(), expected.detach())
+    found.loss.backward()
+    assert all(p.grad is not None for p in method.parameters())
+
+
+@pytest.mark.parametrize("views", range(2, 10))
+def test_every_two_views_are_a_pair_once_and_each_is_the_anchor_as_often(views: int) -> None:
+    pairs = anchored_pairs(views)
+    assert sorted(sorted(pair) for pair in pairs) == [[i, j] for i in range(views) for j in range(i + 1, views)]
+    anchors = [sum(anchor == view for anchor, _ in pairs) for view in range(views)]
+    assert max(anchors) - min(anchors) == (views + 1) % 2
+    assert pairs[0] == (0, 1)
 
 
 def test_moco_with_infonce_is_mocos_formula(monkeypatch: pytest.MonkeyPatch) -> None:

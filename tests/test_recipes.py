@@ -76,13 +76,19 @@ def test_json_from_another_version_is_refused() -> None:
     [
         ("alpha", 0), ("gamma", -1.0), ("mu", 0), ("epochs", 0), ("batch_size", -5), ("dim", 0), ("depth", 0),
         ("learning_rate", float("nan")), ("weight_decay", -1), ("validation", 1.0), ("second_blur", 1.5),
-        ("order", 1.0), ("order", float("inf")), ("seed", -1), ("seed", 2**63),
+        ("order", 1.0), ("order", float("inf")), ("seed", -1), ("seed", 2**63), ("multiplicity", 1),
         ("encoder_momentum", 2), ("checkpoint_minutes", 0), ("memory_gib", -1), ("temperature", float("inf")),
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPES["cifar10"].recipe, **{field: value})
+
+
+@pytest.mark.parametrize("method", ["moco", "mocov3"])
+def test_more_than_two_views_are_for_simclr(method: str) -> None:
+    with pytest.raises(ValueError, match=f"method {method} compares two views .* multiplicity is 3.*--method simclr"):
+        dataclasses.replace(RECIPES["cifar10"].recipe, method=method, multiplicity=3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tup
     device = torch.device("cuda")
     torch.manual_seed(0)
     images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8)
-    stream = ViewStream(ArraySamples(images), recipe.view_pair, 64, seed=0, device=device, compile=faster)
+    stream = ViewStream(
+        ArraySamples(images), recipe.view_pair, 64, seed=0, device=device,
+        multiplicity=recipe.multiplicity, compile=faster,
+    )  # fmt: skip
     method = build_method(recipe, build_recipe_encoder(recipe), STEPS).to(device)
     optimizer = method.configure_optimizers()
     method.optimizers = lambda *_, **__: optimizer  # type: ignore[assignment,method-assign]
@@ -49,6 +52,7 @@ every_kind = pytest.mark.parametrize(
     [
         {},
         {"divergence": "js", "negatives": "both"},
+        {"multiplicity": 4},
         {"objective": "infonce"},
         {"objective": "align_uniform"},
         {"objective": "spectral"},

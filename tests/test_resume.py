@@ -137,6 +137,7 @@ CUTS = [
     ("moco", 7, 3, 1),  # some batches after the last checkpoint
     ("moco", 7, 1, 2),  # with gradients half accumulated
     ("symmetric moco", 7, 3, 1),
+    ("simclr of 3 views", 7, 3, 1),
     ("simclr", 9, 2, 3),  # where accumulation goes across the end of an epoch
     ("simclr", 15, 1, 1),  # after the last batch, before the export
 ]
@@ -146,10 +147,13 @@ CUTS = [
 def test_cut_anywhere(
     method: Any, after: int, steps: int, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    symmetric = method.startswith("symmetric ")
+    kind = {
+        "symmetric moco": {"method": "moco", "symmetric": True},
+        "simclr of 3 views": {"method": "simclr", "multiplicity": 3},
+    }.get(method, {"method": method})
     recipe = digits(
-        method=method.removeprefix("symmetric "), symmetric=symmetric, epochs=3, checkpoint_steps=steps,
-        accumulate=accumulate, clip=1.0, optimizer="adamw", learning_rate=1e-3,
+        **kind, epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
+        learning_rate=1e-3,
     )  # fmt: skip
     cut_and_resume(recipe, after, tmp_path, monkeypatch)
 

@@ -70,7 +70,7 @@ def check_memory(
     free = free_memory()
     if free is None:
         return
-    need, here = need_of(method, views, half=half), processes.devices
+    need, here = need_of(method, views, half=half, multiplicity=_multiplicity(recipe)), processes.devices
     whole = here * need.of(recipe.batch_size // processes.world_size)
     if whole <= free:
         return
@@ -78,8 +78,9 @@ def check_memory(
     machine = " on this machine" if processes.nodes > 1 else ""
     fits = need.fitting(0.9 * free / here) * processes.world_size  # a little less may be free the next time
     raise DoesNotFitError(
-        f"a batch of {recipe.batch_size} (two views each){share} needs about {_gib(whole)}{machine}, and "
-        f"{_gib(free)} are free: {f'--batch-size {fits} fits' if fits else 'no --batch-size fits'}; {_advice(recipe)}"
+        f"a batch of {recipe.batch_size} ({_multiplicity(recipe)} views each){share} needs about "
+        f"{_gib(whole)}{machine}, and {_gib(free)} are free: "
+        f"{f'--batch-size {fits} fits' if fits else 'no --batch-size fits'}; {_advice(recipe)}"
     )
 
 
@@ -98,8 +99,8 @@ def explained(recipe: Settings) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0]
         raise DoesNotFitError(
-            f"the memory is too small for a batch of {recipe.batch_size} (two views each): take a smaller "
-            f"--batch-size; {_advice(recipe)}. torch says: {reason}"
+            f"the memory is too small for a batch of {recipe.batch_size} ({_multiplicity(recipe)} views each): take a "
+            f"smaller --batch-size; {_advice(recipe)}. torch says: {reason}"
         ) from error
 
 
@@ -108,11 +109,16 @@ def _advice(recipe: Settings) -> str:
     return f"a smaller {encoder} needs less as well"
 
 
+def _multiplicity(recipe: Settings) -> int:
+    """Views of each sample; of sentences there are two."""
+    return int(getattr(recipe, "multiplicity", 2))
+
+
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def need_of(method: Method, views: Callable[[int], Tensor], *, half: bool = False) -> Need:
+def need_of(method: Method, views: Callable[[int], Tensor], *, half: bool = False, multiplicity: int = 2) -> Need:
     """What a step needs beyond the network: what is saved for the backward pass, gradients, and the optimiser's state.
 
     Two small batches tell what grows with the batch and what, as weights, doesn't.
@@ -121,9 +127,10 @@ def need_of(method: Method, views: Callable[[int], Tensor], *, half: bool = Fals
         method: in the mode that it will be trained in; it is as before afterwards, and so are torch's random numbers.
         views: this many views as the encoder takes them, of any content.
         half: whether training is in bfloat16.
+        multiplicity: views of each sample.
     """
     with _as_before(method), torch.autocast("cpu", torch.bfloat16, enabled=half):
-        two, three = (_saved(method, views(n), views(n)) for n in (2, 3))
+        two, three = (_saved(method, views(n), views((multiplicity - 1) * n)) for n in (2, 3))
     weights = sum(parameter.nbytes for parameter in method.parameters() if parameter.requires_grad)
     copies = 3 if method.optimisation.optimizer == "adamw" else 2  # the gradient, and one moment or two
     return Need(constant=copies * weights, sample=GRADIENTS * (three - two))

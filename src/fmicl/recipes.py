@@ -57,6 +57,8 @@ class Recipe(Settings):
     """Probability of blur in the second view (None: as in the first)."""
     second_solarise: float | None = None
     """Probability of solarisation in the second view (None: as in the first)."""
+    multiplicity: int = 2
+    """simclr: views of each sample in a batch. Every two of them are a pair; an epoch costs in proportion."""
 
     # Encoder
     encoder: str = "resnet18"
@@ -94,6 +96,13 @@ class Recipe(Settings):
             self._require_positive("depth")
         self._require_not_negative("monitor_every", "workers", "memory_gib")
         self._require_share("second_blur", "second_solarise")
+        if self.multiplicity < 2:
+            raise ValueError(f"multiplicity must be at least 2 views of each sample, but it is {self.multiplicity}")
+        if self.multiplicity > 2 and self.method != "simclr":
+            raise ValueError(
+                f"method {self.method} compares two views of a sample, but multiplicity is {self.multiplicity}: leave "
+                "it at 2, or take --method simclr"
+            )
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is a share of the training data, in [0, 1), but it is {self.validation}")
 

@@ -175,6 +175,7 @@ def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Pro
         rank=processes.rank,
         world_size=processes.world_size,
         workers=recipe.workers,
+        multiplicity=recipe.multiplicity,
         compile=_compiled(recipe, device),
         report=_report_broken,
     )

@@ -1,4 +1,4 @@
-"""From samples to batches: two random views of each for training, and plain images for evaluation."""
+"""From samples to batches: random views of each for training, and plain images for evaluation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _TRIES = 16  # files that are tried in the place of a broken one: if none of the
 
 
 class Batch(NamedTuple):
-    """Two views of each sample of a batch.
+    """Two views of each sample of a batch, or more.
 
     Attributes:
         first: (B, C, S, S) float32, normalised, on the device; of sentences, (B, L) token ids, -1 after the end.
-        second: As first; another random view of the same samples in the same order.
+        second: As first; another random view of the same samples in the same order. Where a sample has K views, the
+            K - 1 others, ((K - 1) B, ...): all of the second, then all of the third, ...
         index: (B,) int64 on the device, which samples they are.
     """
 
@@ -71,13 +72,14 @@ class ViewStream:
 
     Args:
         samples: What to train on.
-        views: The families of the first and of the second view.
+        views: The families of the first and of the second view; of more views, they take turns.
         batch_size: Number of samples in a batch of one process, not of all together.
         seed: Where all randomness comes from.
         device: Where the batches are wanted.
         rank: Number of this process; each has its own part of an epoch.
         world_size: How many processes there are.
         workers: Processes that decode files; 0 does it in this one. Arrays need none.
+        multiplicity: Views of each sample in a batch.
         compile: Compile the making of views, which pays on a GPU: small images are made by one kernel of our own
             (`fmicl.augment.fused`), others by torch.compile.
         report: Called with the files that an epoch was the first to find undecodable; None warns of them.
@@ -106,13 +108,14 @@ class ViewStream:
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
+        multiplicity: int = 2,
         compile: bool = False,
         report: Callable[[Sequence[Skipped]], None] | None = None,
     ) -> None:
-        if batch_size < 1 or not 0 <= rank < world_size or workers < 0:
+        if batch_size < 1 or not 0 <= rank < world_size or workers < 0 or multiplicity < 2:
             raise ValueError(
-                f"batch_size must be positive, rank in [0, world_size) and workers not negative; "
-                f"got {batch_size}, {rank} of {world_size}, {workers}"
+                f"batch_size must be positive, rank in [0, world_size), workers not negative and multiplicity at "
+                f"least 2; got {batch_size}, {rank} of {world_size}, {workers}, {multiplicity}"
             )
         if len(samples) < batch_size * world_size:
             raise ValueError(
@@ -124,11 +127,11 @@ class ViewStream:
         self.samples = samples.to(self.device)
         self.views = views
         self.batch_size, self.seed, self.rank, self.world_size = batch_size, seed, rank, world_size
-        self.workers = workers
+        self.workers, self.multiplicity = workers, multiplicity
         self.epoch, self.batch = 0, 0
         self.undecodable: set[int] = set()
         self._report = report or _warn
-        self._makers = (ViewMaker(views[0]), ViewMaker(views[1]))
+        self._makers = [ViewMaker(views[k % 2]) for k in range(multiplicity)]
         self._views: Callable[..., Tensor] = _array_views
         self._colours: Callable[..., Tensor] = _colour_views
         if compile:
@@ -168,22 +171,23 @@ class ViewStream:
         if self.device.type == "cuda":  # from other memory a copy waits for all that the GPU still has to do
             order = order.pin_memory()
         order = order.to(self.device, non_blocking=True)
-        first, second = self._makers
+        first, one_family = self._makers[0], self.views[0] == self.views[1]
         for batch in range(start, len(self)):
             generator = generator_of(self.seed, epoch, batch, self.rank)
             index, images = order[batch], self.samples.images
-            if first.views == second.views:  # one family: both views at once, which is half the kernels
-                uniforms = first.uniforms(2 * self.batch_size, generator, self.device)
-                one, two = self._views(first, images, index.repeat(2), uniforms).chunk(2)
+            if one_family:  # all views at once, which is fewer kernels
+                uniforms = first.uniforms(self.multiplicity * self.batch_size, generator, self.device)
+                made = self._views(first, images, index.repeat(self.multiplicity), uniforms)
+                yield Batch(made[: self.batch_size], made[self.batch_size :], index)
             else:
                 drawn = [first.uniforms(self.batch_size, generator, self.device) for _ in self._makers]
-                one, two = (self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True))
-            yield Batch(one, two, index)
+                parts = [self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True)]
+                yield _batch(parts, index)
 
     def _files(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, FileSamples)
         order = self._order(epoch)
-        dataset = _FileViews(self.samples, self.views, self.seed, epoch)
+        dataset = _FileViews(self.samples, [maker.views for maker in self._makers], self.seed, epoch)
         loader = _load(dataset, order[start:].tolist(), self.workers, self.device)
         found: set[int] = set()
         for batch, (index, broken, *crops) in enumerate(loader, start):
@@ -196,7 +200,12 @@ class ViewStream:
             for maker, crop in zip(self._makers, crops, strict=True):
                 uniforms = maker.uniforms(self.batch_size, generator, self.device)
                 made.append(self._colours(maker, crop.to(self.device, non_blocking=True), uniforms))
-            yield Batch(made[0], made[1], index.to(self.device, non_blocking=True))
+            yield _batch(made, index.to(self.device, non_blocking=True))
+
+
+def _batch(views: list[Tensor], index: Tensor) -> Batch:
+    first, *others = views
+    return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index)
 
 
 def plain_batches(
@@ -346,11 +355,11 @@ class _PlainFiles(_Files):
 
 
 class _FileViews(_Files):
-    def __init__(self, samples: FileSamples, views: tuple[Views, Views], seed: int, epoch: int) -> None:
+    def __init__(self, samples: FileSamples, views: Sequence[Views], seed: int, epoch: int) -> None:
         super().__init__(samples)
         self.views, self.seed, self.epoch = views, seed, epoch
 
-    def __getitems__(self, batch: list[int]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def __getitems__(self, batch: list[int]) -> list[tuple[Tensor, ...]]:
         """A whole batch, since what comes in the place of a broken file must not be in it already."""
         taken, made = set(batch), []
         for index in batch:
@@ -373,11 +382,10 @@ class _FileViews(_Files):
                     return other, self.decode(other)
             raise OSError(f"{error} No other image could be read in its place.") from error
 
-    def _views(self, index: int, image: Image.Image) -> tuple[Tensor, Tensor]:
+    def _views(self, index: int, image: Image.Image) -> list[Tensor]:
         # Three numbers, where a batch has four and an epoch two: no stream is used twice.
-        uniforms = torch.rand(2, CROP_UNIFORMS, generator=generator_of(self.seed, self.epoch, index))
-        first, second = (_crop(image, views, u) for views, u in zip(self.views, uniforms, strict=True))
-        return first, second
+        uniforms = torch.rand(len(self.views), CROP_UNIFORMS, generator=generator_of(self.seed, self.epoch, index))
+        return [_crop(image, views, u) for views, u in zip(self.views, uniforms, strict=True)]
 
 
 def _crop(image: Image.Image, views: Views, uniforms: Tensor) -> Tensor:

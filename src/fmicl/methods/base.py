@@ -1,4 +1,4 @@
-"""What all methods share: two views in, a loss out, and an optimiser whose learning rate follows from the step."""
+"""What all methods share: views in, a loss out, and an optimiser whose learning rate follows from the step."""
 
 from __future__ import annotations
 
@@ -45,6 +45,16 @@ class Compared(NamedTuple):
     second: Tensor
     terms: Tensor | None = None
     """(2,) alignment and uniformity, the summands of the loss, where the objective has them."""
+
+    @staticmethod
+    def mean(all_: list[Compared]) -> Compared:
+        """The mean loss, and the mean of its terms; to watch, the embeddings of the first."""
+        first, *others = all_
+        if not others:
+            return first
+        loss = torch.stack([compared.loss for compared in all_]).mean()
+        terms = [compared.terms for compared in all_ if compared.terms is not None]
+        return first._replace(loss=loss, terms=torch.stack(terms).mean(0) if terms else None)
 
 
 def warmup_cosine(step: int, warmup: int, total: int) -> float:
@@ -132,7 +142,10 @@ class Method(LightningModule):
 
     @abstractmethod
     def pairs(self, first: Tensor, second: Tensor) -> Compared:
-        """The loss of two views (N, ...) of a batch, and what it compared."""
+        """The loss of two views (N, ...) of a batch, and what it compared.
+
+        A method that takes K views of a sample has the others in `second`, ((K - 1) N, ...), one after another.
+        """
 
     @property
     def step(self) -> int:

@@ -60,9 +60,7 @@ class MoCoV3(MomentumMethod):
         """The mean of both directions: the first view predicts the second one's key, and the other way round."""
         q1, q2 = self.predict(first), self.predict(second)
         k1, k2 = self.target(first), self.target(second)
-        one, other = self.compare(q1, k2), self.compare(q2, k1)
-        terms = None if one.terms is None or other.terms is None else (one.terms + other.terms) / 2
-        return one._replace(loss=(one.loss + other.loss) / 2, terms=terms)
+        return Compared.mean([self.compare(q1, k2), self.compare(q2, k1)])
 
     def predict(self, images: Tensor) -> Tensor:
         """The predictor's embeddings (N, d) of images."""

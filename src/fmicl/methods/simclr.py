@@ -1,6 +1,8 @@
-"""SimCLR: two views of a batch through one encoder."""
+"""SimCLR: views of a batch through one encoder."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -9,9 +11,11 @@ from fmicl.methods.base import Compared, Method
 
 
 class SimCLR(Method):
-    """Both views through the same encoder; who is a negative, the objective says (Chen et al., 2020).
+    """All views through the same encoder; who is a negative, the objective says (Chen et al., 2020).
 
-    With ``InfoNCELoss`` it is SimCLR, with ``FMICLLoss`` the f-MICL of the paper's Algorithm 1.
+    With ``InfoNCELoss`` it is SimCLR, with ``FMICLLoss`` the f-MICL of the paper's Algorithm 1. Of K > 2 views of each
+    sample every two are a pair, and the loss is the mean over all K (K - 1) / 2 of them: the same bound of the mutual
+    information, estimated with less noise (as in Shidani et al., "Poly-View Contrastive Learning", 2024).
 
     Example:
         >>> from fmicl.methods.base import Optimisation
@@ -22,6 +26,23 @@ class SimCLR(Method):
     """
 
     def pairs(self, first: Tensor, second: Tensor) -> Compared:
-        """The loss between the two views; one pass through the encoder, so that both share its statistics."""
-        x, y = self.embed(torch.cat([first, second])).chunk(2)
-        return self.compare(x, y)
+        """The mean loss over pairs of views; one pass through the encoder, so that all share its statistics.
+
+        Args:
+            first: (N, ...) one view of each sample.
+            second: (N, ...) the other one, or ((K - 1) N, ...) the others one after another.
+        """
+        views = self.embed(torch.cat([first, second])).split(len(first))
+        return Compared.mean([self.compare(views[i], views[j]) for i, j in anchored_pairs(len(views))])
+
+
+def anchored_pairs(views: int) -> list[tuple[int, int]]:
+    """Every two of K views, the anchor first; each view is the anchor equally often if K is odd, else within one.
+
+    The anchor is the earlier one where their distance is odd, and else the later one.
+
+    Example:
+        >>> anchored_pairs(2), anchored_pairs(3)
+        ([(0, 1)], [(0, 1), (2, 0), (1, 2)])
+    """
+    return [(i, j) if (j - i) % 2 else (j, i) for i, j in combinations(range(views), 2)]

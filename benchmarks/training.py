@@ -30,7 +30,9 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fmicl.data import ArraySamples, Batch, Splits, ViewStream  # noqa: E402
-from fmicl.methods import Method  # noqa: E402
+from fmicl.methods import Method, MoCo  # noqa: E402
+from fmicl.methods.base import Compared  # noqa: E402
+from fmicl.methods.simclr import anchored_pairs  # noqa: E402
 from fmicl.recipes import RECIPES, Recipe  # noqa: E402
 from fmicl.training import build_method, build_recipe_encoder, resolve_precision  # noqa: E402
 
@@ -146,12 +148,15 @@ class Bench:
 
     def _objective(self) -> Callable[[], Tensor]:
         """The objective alone, on embeddings like those of a batch."""
-        shape = (self.recipe.batch_size, self.recipe.dim)
-        x, y = (torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(2))
-        x.requires_grad_()
-        y.requires_grad_(self.recipe.method == "simclr")  # keys of a momentum encoder have no gradient
-        explicit = {"negatives": self.method.queue} if self.recipe.method == "moco" else {}
-        return lambda: self.method.objective(x, y, **explicit)
+        directions = 2 if self.recipe.method == "moco" and self.recipe.symmetric else 1
+        shape = (directions * self.recipe.batch_size, self.recipe.dim)
+        number = self.recipe.multiplicity
+        views = [torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(number)]
+        for view in views if self.recipe.method == "simclr" else views[:1]:  # keys of a momentum encoder have none
+            view.requires_grad_()
+        queue = self.method.queue if isinstance(self.method, MoCo) else None
+        compare, pairs = self.method.compare, anchored_pairs(number)
+        return lambda: Compared.mean([compare(views[i], views[j], queue) for i, j in pairs]).loss
 
     def busy(self, run: Callable[[], object], times: int) -> float:
         """Milliseconds of the kernels of one of some runs: what Python takes to ask for them doesn't count."""

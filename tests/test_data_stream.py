@@ -1,6 +1,5 @@
 """Batches: order, randomness, exact resumption, ranks, and files against arrays."""
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -94,32 +93,24 @@ def test_a_pass_that_starts_in_the_middle_goes_on_exactly(samples: Samples, view
     assert same(list(again), second)
 
 
-@pytest.mark.parametrize("views", [(SMALL, SMALL), (SMALL, OTHER)])
-def test_of_more_views_all_differ_and_a_pass_goes_on_exactly(samples: Samples, views: tuple[Views, Views]) -> None:
-    whole = list(stream(samples, views=views, multiplicity=3))
+def test_of_more_views_all_differ_and_a_pass_goes_on_exactly(samples: Samples) -> None:
+    whole = list(stream(samples, multiplicity=3))
     for batch in whole:
         assert batch.first.shape == (4, 3, 12, 12)
         assert batch.second.shape == (8, 3, 12, 12)
         one, two = batch.second.chunk(2)
         assert not torch.equal(one, two)
         assert not torch.equal(batch.first, two)
-    again = stream(samples, views=views, multiplicity=3)
+    again = stream(samples, multiplicity=3)
     again.set_position(0, 1)
     assert same(list(again), whole[1:])
 
 
-def test_of_more_views_two_families_take_turns(samples: Samples) -> None:
-    still = Views(size=12, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)
-    for batch in stream(samples, views=(still, dataclasses.replace(still, solarise=1.0)), multiplicity=4):
-        second, third, fourth = batch.second.chunk(3)
-        assert torch.equal(batch.first, third)
-        assert torch.equal(second, fourth)
-        assert not torch.equal(second, third)
-
-
-def test_a_view_needs_another(samples: Samples) -> None:
+def test_a_view_needs_another_and_many_are_of_one_family(samples: Samples) -> None:
     with pytest.raises(ValueError, match="multiplicity at least 2"):
         stream(samples, multiplicity=1)
+    with pytest.raises(ValueError, match="3 views of a sample must be of one family"):
+        stream(samples, views=(SMALL, OTHER), multiplicity=3)
 
 
 def test_the_seed_decides(samples: Samples) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import operator
 import statistics
+import weakref
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fmicl.fast import record, speed_up, speed_up_head, suits
+from fmicl.fast.graphs import uncollected
 from fmicl.fast.narrow import narrow
 from fmicl.fast.norm import _counters, normalise
 from fmicl.fast.stem import convolve_images, suits_stem
@@ -256,6 +259,27 @@ def test_narrow_weights_keep_their_strides_and_their_gradients() -> None:
     (halves[0] * 3).sum().backward()
     torch.testing.assert_close(leaves[0].grad, torch.full_like(leaves[0], 3))
     assert leaves[1].grad is None
+
+
+def test_no_garbage_is_collected_within() -> None:
+    class Node:
+        """Part of a cycle, so that only a collection frees it."""
+
+    def cycle() -> weakref.ref[Node]:
+        node = Node()
+        node.itself = node  # type: ignore[attr-defined]
+        return weakref.ref(node)
+
+    before = cycle()
+    with uncollected():
+        assert before() is None
+        within = cycle()
+        junk: list[object] = [[] for _ in range(10 * gc.get_threshold()[0])]  # enough to start a collection
+        assert within() is not None
+    assert gc.isenabled()
+    with pytest.raises(KeyError), uncollected():
+        raise KeyError(len(junk))
+    assert gc.isenabled()
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="CUDA graphs need a GPU")

@@ -132,6 +132,17 @@ def test_a_batch_that_does_not_fit_is_refused(
         check_memory(dataclasses.replace(recipe, batch_size=int(fitting[1])), scaled(), digits, processes)
 
 
+def test_more_views_need_more_and_fewer_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "free_memory", lambda: 0)
+    monkeypatch.setattr(memory, "need_of", lambda *_, multiplicity, **__: Need(constant=0, sample=multiplicity * GIB))
+    four = dataclasses.replace(DIGITS, multiplicity=4)
+    expected = r"\(4 views each\) needs about 1024.0 GiB.*, or a --multiplicity of 2, needs less as well"
+    with pytest.raises(DoesNotFitError, match=expected):
+        check_memory(four, scaled(), digits, ALONE)
+    with pytest.raises(DoesNotFitError, match=r"4 views each.*multiplicity of 2"), explained(four):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
 def test_where_nobody_tells_what_is_free_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: None)
     check_memory(RECIPES["images"].recipe, scaled(), digits, ALONE)

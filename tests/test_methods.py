@@ -92,6 +92,14 @@ def test_every_two_views_are_a_pair_once_and_each_is_the_anchor_as_often(views: 
     assert pairs[0] == (0, 1)
 
 
+@pytest.mark.parametrize(("name", "others"), [("simclr", 9), ("simclr", 0), ("moco", 12), ("mocov3", 12)])
+def test_views_that_do_not_belong_together_are_refused(name: str, others: int) -> None:
+    method = build(name, fmicl.FMICLLoss("kl"))
+    views = batch()._replace(second=torch.randn(others, 1, 8, 8))
+    with pytest.raises(ValueError, match=f"of 6 first views there are {others} others"):
+        method.training_step(views, 0)
+
+
 def test_moco_with_infonce_is_mocos_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     method = build("moco", fmicl.InfoNCELoss(0.2)).eval()
     assert isinstance(method, MoCo)

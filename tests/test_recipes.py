@@ -91,6 +91,12 @@ def test_more_than_two_views_are_for_simclr(method: str) -> None:
         dataclasses.replace(RECIPES["cifar10"].recipe, method=method, multiplicity=3)  # type: ignore[arg-type]
 
 
+def test_more_than_two_views_are_of_one_family() -> None:
+    with pytest.raises(ValueError, match=r"multiplicity is 3, .* second_blur and second_solarise"):
+        dataclasses.replace(RECIPES["cifar10"].recipe, second_solarise=0.2, multiplicity=3)
+    dataclasses.replace(RECIPES["cifar10"].recipe, second_blur=0.0, multiplicity=3)  # as in the first
+
+
 @pytest.mark.parametrize(
     ("changes", "unused"),
     [

@@ -19,14 +19,15 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from fmicl import objectives, processes, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import Batch, FileSamples
 from fmicl.embedding import embed_folder
 from fmicl.exported import load_encoder
-from fmicl.methods import METHODS, Method
+from fmicl.methods import METHODS, Method, SimCLR
+from fmicl.methods.base import Compared
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, load_splits
@@ -78,6 +79,20 @@ def test_each_method_trains_two_steps_with_each_objective(method: Any, objective
     assert (row["loss_alignment"] != "") == (objective == "fmicl")
     after = load_encoder(run.path)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+@pytest.mark.usefixtures("only_training")
+def test_as_many_views_are_compared_as_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, usual = [], SimCLR.pairs
+
+    def pairs(self: SimCLR, first: Tensor, second: Tensor) -> Compared:
+        sizes.append((len(first), len(second)))
+        return usual(self, first, second)
+
+    monkeypatch.setattr(training, "check_memory", lambda *_, **__: None)
+    monkeypatch.setattr(SimCLR, "pairs", pairs)
+    train(digits(epochs=1, batch_size=512, multiplicity=4), out=tmp_path / "run")
+    assert sizes == [(512, 3 * 512)] * 2
 
 
 def test_the_encoder_comes_back_without_pickle(tmp_path: Path) -> None:

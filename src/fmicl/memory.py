@@ -106,7 +106,8 @@ def explained(recipe: Settings) -> Iterator[None]:
 
 def _advice(recipe: Settings) -> str:
     encoder = "--encoder or --size" if recipe.kind == "images" else "--model or --length"
-    return f"a smaller {encoder} needs less as well"
+    fewer = ", or a --multiplicity of 2," if _multiplicity(recipe) > 2 else ""
+    return f"a smaller {encoder}{fewer} needs less as well"
 
 
 def _multiplicity(recipe: Settings) -> int:

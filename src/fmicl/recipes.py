@@ -58,7 +58,8 @@ class Recipe(Settings):
     second_solarise: float | None = None
     """Probability of solarisation in the second view (None: as in the first)."""
     multiplicity: int = 2
-    """simclr: views of each sample in a batch. Every two of them are a pair; an epoch costs in proportion."""
+    """simclr: views of each sample in a batch, two or more. The loss is the mean over every two of them; the time of an
+    epoch grows in proportion."""
 
     # Encoder
     encoder: str = "resnet18"
@@ -102,6 +103,11 @@ class Recipe(Settings):
             raise ValueError(
                 f"method {self.method} compares two views of a sample, but multiplicity is {self.multiplicity}: leave "
                 "it at 2, or take --method simclr"
+            )
+        if self.multiplicity > 2 and self.view_pair[0] != self.view_pair[1]:
+            raise ValueError(
+                f"multiplicity is {self.multiplicity}, and more than two views of a sample must be of one family: "
+                "leave second_blur and second_solarise as in the first"
             )
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is a share of the training data, in [0, 1), but it is {self.validation}")

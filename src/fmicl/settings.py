@@ -64,8 +64,8 @@ class Settings:
     similarity: Literal["gaussian", "cosine"] = "gaussian"
     """How close two embeddings are (fmicl)."""
     negatives: Literal["auto", "anchor", "both", "cross"] = "auto"
-    """Other anchors, all other views, or other second views; auto: as the objective's paper (infonce: cross for
-    mocov3). moco takes its queue instead."""
+    """Other anchors, all other views of the pair, or other second views; auto: as the objective's paper (infonce: cross
+    for mocov3). moco takes its queue instead."""
     shift: Literal["optimal"] | None = None
     """Maximise over the Donsker-Varadhan shift (fmicl)."""
     temperature: float = 0.2

@@ -1,7 +1,7 @@
 """Samples, and how they become batches of views.
 
 :func:`load_images` reads a data set in its official form and says what is wrong with it before training starts;
-:class:`ViewStream` makes two random views of each sample; :func:`plain_batches` is for evaluation.
+:class:`ViewStream` makes random views of each sample; :func:`plain_batches` is for evaluation.
 :func:`tokenise_file` turns a text file into tokens, and :class:`SentenceStream` these into batches.
 """
 

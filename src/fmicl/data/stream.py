@@ -72,20 +72,20 @@ class ViewStream:
 
     Args:
         samples: What to train on.
-        views: The families of the first and of the second view; of more views, they take turns.
+        views: The families of the first and of the second view.
         batch_size: Number of samples in a batch of one process, not of all together.
         seed: Where all randomness comes from.
         device: Where the batches are wanted.
         rank: Number of this process; each has its own part of an epoch.
         world_size: How many processes there are.
         workers: Processes that decode files; 0 does it in this one. Arrays need none.
-        multiplicity: Views of each sample in a batch.
+        multiplicity: Views of each sample in a batch; more than two are of one family.
         compile: Compile the making of views, which pays on a GPU: small images are made by one kernel of our own
             (`fmicl.augment.fused`), others by torch.compile.
         report: Called with the files that an epoch was the first to find undecodable; None warns of them.
 
     Raises:
-        ValueError: If there are too few samples for one batch in each process.
+        ValueError: If there are too few samples for one batch in each process, or a setting is out of its range.
         OSError: While iterating, if files in the place of an undecodable one can't be decoded either.
 
     Example:
@@ -117,6 +117,8 @@ class ViewStream:
                 f"batch_size must be positive, rank in [0, world_size), workers not negative and multiplicity at "
                 f"least 2; got {batch_size}, {rank} of {world_size}, {workers}, {multiplicity}"
             )
+        if multiplicity > 2 and views[0] != views[1]:
+            raise ValueError(f"{multiplicity} views of a sample must be of one family, but two differ: {views}")
         if len(samples) < batch_size * world_size:
             raise ValueError(
                 f"{len(samples)} samples don't fill one batch of {batch_size}"
@@ -131,7 +133,7 @@ class ViewStream:
         self.epoch, self.batch = 0, 0
         self.undecodable: set[int] = set()
         self._report = report or _warn
-        self._makers = [ViewMaker(views[k % 2]) for k in range(multiplicity)]
+        self._makers = [ViewMaker(family) for family in (*views, *views[:1] * (multiplicity - 2))]
         self._views: Callable[..., Tensor] = _array_views
         self._colours: Callable[..., Tensor] = _colour_views
         if compile:

@@ -7,7 +7,8 @@ the GPU to run it. A recorded graph needs no Python.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
     try:
         with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
             _compile(whole, samples)
-            run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
+            with uncollected():
+                run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
     finally:  # also where it fails and training goes on without
         # The first step draws the same random numbers, whether it was recorded before it or not.
         torch.cuda.set_rng_state(random, inputs[0].device)
@@ -82,6 +84,19 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
             for buffer, value in zip(whole.buffers(), before, strict=True):
                 buffer.copy_(value)
     return Recorded(run, function, inputs)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Garbage is collected before, not within: a graph that is freed while another one is recorded spoils it."""
+    was = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _compile(whole: nn.Module, samples: tuple[Tensor, ...]) -> None:

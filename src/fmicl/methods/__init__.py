@@ -1,6 +1,6 @@
 """Which embeddings are pairs, and who is a negative: a LightningModule for each method.
 
-    simclr    two views of a batch through one encoder; negatives are the other samples of the batch
+    simclr    all views of a batch through one encoder; negatives are the other samples of the batch
     moco      keys come from a momentum encoder; negatives are a queue of past keys
     mocov3    momentum encoder, a predictor on the side of the gradient, and both views take both roles
 

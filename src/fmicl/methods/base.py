@@ -47,13 +47,13 @@ class Compared(NamedTuple):
     """(2,) alignment and uniformity, the summands of the loss, where the objective has them."""
 
     @staticmethod
-    def mean(all_: list[Compared]) -> Compared:
+    def mean(pairs: list[Compared]) -> Compared:
         """The mean loss, and the mean of its terms; to watch, the embeddings of the first."""
-        first, *others = all_
+        first, *others = pairs
         if not others:
             return first
-        loss = torch.stack([compared.loss for compared in all_]).mean()
-        terms = [compared.terms for compared in all_ if compared.terms is not None]
+        loss = torch.stack([pair.loss for pair in pairs]).mean()
+        terms = [pair.terms for pair in pairs if pair.terms is not None]
         return first._replace(loss=loss, terms=torch.stack(terms).mean(0) if terms else None)
 
 
@@ -117,6 +117,8 @@ class Method(LightningModule):
     """Whether images are put into the memory format that convolutions on a GPU like."""
     last_norm = False
     """Whether the projection head ends in batch normalisation, as the method's paper has it."""
+    many_views = False
+    """Whether more than two views of a sample may be given."""
     recording = False
     """Whether the loss of a batch is recorded as a CUDA graph at the first one."""
 
@@ -200,7 +202,17 @@ class Method(LightningModule):
         self.recording = alone and self.optimisation.accumulate == 1 and device.type == "cuda"
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)
-        """One batch: set what follows from the number of batches so far, then compute the loss."""
+        """One batch: set what follows from the number of batches so far, then compute the loss.
+
+        Raises:
+            ValueError: views that don't belong together, or more than the method compares.
+        """
+        n, others = len(batch.first), len(batch.second)
+        if others % n or not others or (others > n and not self.many_views):
+            raise ValueError(
+                f"{type(self).__name__} compares {'two or more' if self.many_views else 'two'} views of each sample, "
+                f"but of {n} first views there are {others} others"
+            )
         # Dropout and the like draw from here; seeding by the batch makes them the same after a resume.
         torch.manual_seed(hash((self.optimisation.seed, self.batches, self.global_rank)) % 2**63)
         if self.batches % self.optimisation.accumulate == 0:

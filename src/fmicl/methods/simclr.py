@@ -14,8 +14,10 @@ class SimCLR(Method):
     """All views through the same encoder; who is a negative, the objective says (Chen et al., 2020).
 
     With ``InfoNCELoss`` it is SimCLR, with ``FMICLLoss`` the f-MICL of the paper's Algorithm 1. Of K > 2 views of each
-    sample every two are a pair, and the loss is the mean over all K (K - 1) / 2 of them: the same bound of the mutual
-    information, estimated with less noise (as in Shidani et al., "Poly-View Contrastive Learning", 2024).
+    sample every two are a pair, and the loss is the mean over all K (K - 1) / 2 of them: for a batch of N samples the
+    same bound of the mutual information, estimated with less noise. For the same number K N of views there are fewer
+    samples, and so fewer negatives: the positives' noise is less then and the negatives' more, and the bound of
+    InfoNCE, which depends on N, is another one.
 
     Example:
         >>> from fmicl.methods.base import Optimisation
@@ -24,6 +26,8 @@ class SimCLR(Method):
         >>> method.embed(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 8])
     """
+
+    many_views = True
 
     def pairs(self, first: Tensor, second: Tensor) -> Compared:
         """The mean loss over pairs of views; one pass through the encoder, so that all share its statistics.

@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,6 +152,10 @@ X, L = torch.eye(4), torch.arange(4)
         (lambda: linear_probe(X, L, X, L, validation=1.0), "between 0 and 1"),
         (lambda: linear_probe(X, L, X, L, max_iterations=0), "max_iterations"),
         (lambda: linear_probe(X, L, X, L[:1]), "test labels should be"),
+        (lambda: linear_probe(X, L, X, L, views=(X[:, :3], L)), "4 dimensions, those of their views 3"),
+        (lambda: linear_probe(X, L, X, L, views=(X, L[:1])), "needs the index of its sample"),
+        (lambda: linear_probe(X, L, X, L, views=(X, L.float())), "needs the index of its sample; got .* torch.float32"),
+        (lambda: linear_probe(X, L, X, L, views=(X, L - 1)), "training samples 0 to .*, but one is of -1"),
     ],
 )
 def test_wrong_input_is_told_apart(call: object, says: str) -> None:
@@ -275,6 +280,57 @@ def test_held_out_part_is_stratified_and_leaves_every_class_something() -> None:
     assert [int(held[codes == c].sum()) for c in range(4)] == [10, 5, 1, 0]
     assert torch.equal(held, evaluation._held_out(codes, 0.1, seed=3))
     assert not torch.equal(held, evaluation._held_out(codes, 0.1, seed=4))
+
+
+def test_probe_on_views_is_scikit_learns_on_all_rows(digits: tuple[Tensor, ...]) -> None:
+    train, train_labels, test, test_labels = digits
+    generator = torch.Generator().manual_seed(0)
+    owners = torch.randint(len(train), (2 * len(train),), generator=generator)
+    views = train[owners] + 2 * torch.randn(len(owners), train.shape[1], generator=generator)
+    decay, rows = 1e-2, torch.cat([train, views]).double()
+    result = linear_probe(train, train_labels, test, test_labels, weight_decays=[decay], views=(views, owners))
+    centre = rows.mean(0)
+    scale = (rows - centre).square().mean().sqrt()
+    oracle = SklearnLogisticRegression(C=1 / (decay * len(rows)), max_iter=5000, tol=1e-8)
+    oracle.fit(((rows - centre) / scale).numpy(), torch.cat([train_labels, train_labels[owners]]).numpy())
+    expected = 100 * oracle.score(((test - centre) / scale).numpy(), test_labels.numpy())
+    assert result.accuracy == pytest.approx(expected, abs=0.26)  # one of 397, where two classes are alike to rounding
+    assert f"with those of {len(views)} random views of the training samples" in result.protocol
+    plain = linear_probe(train, train_labels, test, test_labels, weight_decays=[decay])
+    assert plain.accuracy != result.accuracy
+    assert "no augmentation" in plain.protocol
+
+
+def test_views_that_are_the_samples_change_nothing(digits: tuple[Tensor, ...]) -> None:
+    train, train_labels, test, test_labels = digits
+    copies = train.repeat(2, 1), torch.arange(len(train)).repeat(2)
+    grid = [1e-2, 1e-3]
+    plain, twice = (
+        linear_probe(train, train_labels, test, test_labels, weight_decays=grid, views=views)
+        for views in (None, copies)
+    )
+    assert twice.accuracy == pytest.approx(plain.accuracy, abs=0.26)
+    assert twice.weight_decay == plain.weight_decay
+    assert twice.validation_accuracy == pytest.approx(plain.validation_accuracy, abs=1)
+
+
+def test_no_view_of_a_held_out_sample_is_fitted_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = torch.arange(40) % 2
+    train = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    owners = torch.repeat_interleave(torch.arange(40), torch.arange(40) % 5)
+    fitted: list[int] = []
+
+    class Spy(LogisticRegression):
+        def __init__(self, features: Tensor, codes: Tensor, *rest: Any) -> None:
+            fitted.append(len(features))
+            assert len(features) == len(codes)
+            super().__init__(features, codes, *rest)
+
+    monkeypatch.setattr(evaluation, "LogisticRegression", Spy)
+    linear_probe(train, labels, train, labels, validation=0.25, views=(train[owners], owners))
+    held = evaluation._held_out(labels, 0.25, 0)
+    kept = torch.arange(40)[~held]
+    assert fitted == [len(kept) + int((kept % 5).sum()), 40 + len(owners)]
 
 
 def test_probe_does_not_touch_its_input() -> None:

@@ -13,6 +13,7 @@ from fmicl.figures import COLOURS, Theme
 NAMES = {
     "knn": "k-NN",
     "linear": "Linear probe",
+    "linear_views": "Linear probe, on views too",
     "lr": "Learning rate",
     "stsb_dev": "STS-B dev",
     "raw_pixels": "Raw pixels",

@@ -184,6 +184,9 @@ class Evaluate:
     """Where to compute; auto takes a GPU if there is one."""
     workers: int | None = None
     """Processes that decode images (None: as in training)."""
+    probe_views: int | None = None
+    """Fit a second linear probe, to so many random crops and flips of each training image too (None: as the run
+    says)."""
 
     def __call__(self) -> None:
         """Evaluate, then print what came out."""
@@ -201,13 +204,16 @@ class Evaluate:
         from fmicl.start import import_lightning
 
         import_lightning()
-        evaluate_run(self.run, data_dir=self.data_dir, device=self.device, workers=self.workers)
+        evaluate_run(
+            self.run, data_dir=self.data_dir, device=self.device, workers=self.workers, probe_views=self.probe_views
+        )
         page = write_report(self.run)  # it would tell the results from before
         _print_results(self.run)
         print(f"page: {page}")
 
     def _sentences(self, sts: Path) -> None:
-        for option, value in (("--data-dir", self.data_dir), ("--workers", self.workers)):
+        of_images = {"--data-dir": self.data_dir, "--workers": self.workers, "--probe-views": self.probe_views}
+        for option, value in of_images.items():
             if value is not None:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
         from fmicl.text_results import evaluate_text, note_scores
@@ -318,10 +324,14 @@ def _print_results(run: Path) -> None:
     table.add_column("")
     table.add_column(f"k-NN (k={results['k']})", justify="right")
     table.add_column("linear probe", justify="right")
+    shown = ["knn", "linear"]
+    if "linear_views" in results:
+        table.add_column("on views too", justify="right")
+        shown.append("linear_views")
     rows = {"raw pixels": results.get("raw_pixels"), "untrained encoder": results.get("untrained")}
     for name, row in [*rows.items(), (f"trained, epoch {results['epoch']}", results)]:
         if row is not None:
-            table.add_row(name, f"{row['knn']:.2f}", f"{row['linear']:.2f}")
+            table.add_row(name, *(f"{row[key]:.2f}" if key in row else "" for key in shown))
     Console().print(table)
     if count is not None and count < FEW:
         print(f"warning: {count} images are few: one more or less that is right makes {100 / count:.1f} percent")

@@ -1,14 +1,15 @@
 """How good frozen features are: a k-NN vote and a linear probe.
 
-Both take features that were extracted once (`extract_features`), with no augmentation. Accuracies are in
-percent. Neither sees test labels before it is done predicting, and what the probe chooses (its weight
-decay) it chooses on a part of the training features.
+Both take features that were extracted once (`extract_features`); the probe may have those of random views of its
+training samples too. Accuracies are in percent. Neither sees test labels before it is done predicting, and what the
+probe chooses (its weight decay) it chooses on a part of the training features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,9 @@ WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(0, 15))
 # and takes by far the most iterations.
 _PATIENCE = 4
 
-_GIVEN = "logistic regression on frozen features, no augmentation, L-BFGS to convergence, weight decay {high:.1e}"
+_GIVEN = "logistic regression on frozen features, {views}, L-BFGS to convergence, weight decay {high:.1e}"
 _CHOSEN = (
-    "logistic regression on frozen features, no augmentation, L-BFGS to convergence; weight decay out of "
+    "logistic regression on frozen features, {views}, L-BFGS to convergence; weight decay out of "
     "{grid} values from {low:.0e} to {high:.0e} by accuracy on {share:.0%} of the training features "
     "(stratified, seed {seed}), then fitted again to all of them"
 )
@@ -211,6 +212,7 @@ def linear_probe(
     validation: float = 0.1,
     seed: int = 0,
     max_iterations: int = 300,
+    views: tuple[Tensor, Tensor] | None = None,
 ) -> LinearProbeResult:
     r"""Accuracy of the best linear classifier on frozen features.
 
@@ -226,8 +228,9 @@ def linear_probe(
     precomputed features. The other common one, 100 epochs of SGD with a cosine schedule, minimises the same
     function less far, and its result depends on learning rate, batch size, schedule and seed; here the
     problem is convex, so that there is one answer per :math:`\lambda`, the seed only deals the held-out
-    part, and nothing is left to tune. Published CIFAR-10 numbers come from both; those that train the
-    classifier on augmented images (random crops and flips) tend to be a few tenths of a percent higher.
+    part, and nothing is left to tune. Published CIFAR-10 numbers come from both. Many train the classifier on
+    random crops and flips of the training images: with ``views`` it is fitted to features of these too, and
+    :math:`\lambda` is still chosen on features of samples as they are, no view of which was fitted to.
     Centring and the common scale change neither the family of classifiers nor the path of solutions; they
     make the grid mean the same for any encoder.
 
@@ -240,10 +243,11 @@ def linear_probe(
         validation: share of each class to hold out for the choice.
         seed: seed of the held-out part.
         max_iterations: limit for each fit.
+        views: (M, d) features of random views of training samples, and (M,) which samples they are of.
 
     Raises:
-        ValueError: if shapes don't fit, there are fewer than 2 classes, the settings are out of range, or a
-            feature is not finite.
+        ValueError: if shapes don't fit, views are of samples that there aren't, there are fewer than 2 classes,
+            the settings are out of range, or a feature is not finite.
 
     Example:
         >>> x = torch.cat([torch.linspace(-2, -1, 40), torch.linspace(1, 2, 40)]).unsqueeze(1)
@@ -268,16 +272,19 @@ def linear_probe(
     if len(classes) < 2:
         raise ValueError("a linear probe needs at least 2 classes in the training labels; got 1")
 
-    train, test, spectrum = _prepare(train, test)
+    rows, owners = _with_views(train, views)
+    rows, test, spectrum = _prepare(rows, test)
     with exact_matmul(train.device):
         chosen, best = path[0], None
         if len(path) > 1:
-            chosen, best = _choose(train, codes, spectrum, path, validation, seed, max_iterations)
-        model = LogisticRegression(train, codes, len(classes), spectrum)
+            chosen, best = _choose(rows, owners, codes, spectrum, path, validation, seed, max_iterations)
+        model = LogisticRegression(rows, codes[owners], len(classes), spectrum)
         converged = model.fit(chosen, max_iterations)
         ranked = model.logits(test).topk(min(5, len(classes)), dim=1).indices
     hits = classes[ranked] == test_labels.to(train.device).unsqueeze(1)
-    settings = {"grid": len(path), "low": path[-1], "high": path[0], "share": validation, "seed": seed}
+    settings: dict[str, Any] = {"grid": len(path), "low": path[-1], "high": path[0], "share": validation, "seed": seed}
+    added = len(rows) - len(train)
+    settings["views"] = f"with those of {added} random views of the training samples" if added else "no augmentation"
     return LinearProbeResult(
         accuracy=_percent(hits[:, 0]),
         top5=_percent(hits.any(dim=1)) if len(classes) > 5 else None,
@@ -286,6 +293,25 @@ def linear_probe(
         converged=converged,
         protocol=(_CHOSEN if len(path) > 1 else _GIVEN).format(**settings),
     )
+
+
+def _with_views(train: Tensor, views: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Features of samples as they are, then of their views; and which sample each row is of."""
+    own = torch.arange(len(train), device=train.device)
+    if views is None:
+        return train, own
+    features, owners = matrix(views[0], "features of views").to(train), views[1].to(train.device)
+    if features.shape[1] != train.shape[1]:
+        raise ValueError(f"train features have {train.shape[1]} dimensions, those of their views {features.shape[1]}")
+    if owners.shape != (len(features),) or owners.is_floating_point() or owners.is_complex():
+        raise ValueError(
+            f"each of the {len(features)} views needs the index of its sample; "
+            f"got {tuple(owners.shape)} of {owners.dtype}"
+        )
+    unknown = owners[(owners < 0) | (owners >= len(train))]
+    if len(unknown):
+        raise ValueError(f"views are of the training samples 0 to {len(train) - 1}, but one is of {int(unknown[0])}")
+    return torch.cat([train, features]), torch.cat([own, owners])
 
 
 def _prepare(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -305,7 +331,8 @@ def _prepare(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _choose(
-    features: Tensor,
+    rows: Tensor,
+    owners: Tensor,
     codes: Tensor,
     spectrum: Tensor,
     path: list[float],
@@ -315,8 +342,9 @@ def _choose(
 ) -> tuple[float, float]:
     """The weight decay with the best held-out accuracy, and that accuracy; lower loss decides among equals."""
     held = _held_out(codes, validation, seed)
-    model = LogisticRegression(features[~held], codes[~held], int(codes.max()) + 1, spectrum)
-    unseen, truth = features[held], codes[held]
+    fitted = ~held[owners]
+    model = LogisticRegression(rows[fitted], codes[owners[fitted]], int(codes.max()) + 1, spectrum)
+    unseen, truth = rows[: len(codes)][held], codes[held]  # samples as they are
     best = (float("-inf"), float("-inf"))
     chosen, worse = path[0], 0
     for decay in path:  # from strong to weak, each fit starting at the one before

@@ -80,6 +80,9 @@ class Recipe(Settings):
     """Neighbours in the k-NN classifier."""
     monitor_every: int = 10
     """Epochs between two k-NN evaluations in training (0: only at the end)."""
+    probe_views: int = 0
+    """Fit a second linear probe at the end, to so many random crops and flips of each training image as well
+    (0: none)."""
     baselines: bool = False
     """Evaluate raw pixels and the untrained encoder as well."""
 
@@ -95,7 +98,7 @@ class Recipe(Settings):
         self._require_positive("hidden", "dim", "k")
         if self.depth is not None:
             self._require_positive("depth")
-        self._require_not_negative("monitor_every", "workers", "memory_gib")
+        self._require_not_negative("monitor_every", "probe_views", "workers", "memory_gib")
         self._require_share("second_blur", "second_solarise")
         if self.multiplicity < 2:
             raise ValueError(f"multiplicity must be at least 2 views of each sample, but it is {self.multiplicity}")

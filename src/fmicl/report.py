@@ -170,7 +170,7 @@ def _results(results: Mapping[str, Any]) -> str:
     )
     cards = "".join(
         f'<div class="card"><span>{NAMES[key]}</span><strong>{percent(results[key])}</strong></div>'
-        for key in ("knn", "linear")
+        for key in ("knn", "linear", "linear_views")
         if is_number(results.get(key))
     )
     cards += "".join(
@@ -186,7 +186,7 @@ def _results(results: Mapping[str, Any]) -> str:
         where += f". Alignment, uniformity and effective rank are of two views of {which}, after training"
     rivals = [key for key in ("untrained", "raw_pixels") if isinstance(results.get(key), dict)]
     beside = _comparison(results, rivals) if rivals else ""
-    told = {"knn", "linear", "split", "epoch", "k", *_EXPLAINED, *rivals}
+    told = {"knn", "linear", "linear_views", "split", "epoch", "k", *_EXPLAINED, *rivals}
     rest = [(key, value) for key, value in flat(results) if key.split(".")[0] not in told]
     more = f"<details><summary>How it was measured</summary>{pairs(rest)}</details>" if rest else ""
     return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ def evaluate_run(
     data_dir: Path | None = None,
     device: str = "auto",
     workers: int | None = None,
+    probe_views: int | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Evaluate the encoder that a run left, after its last epoch, and write results.json and arrays.safetensors.
@@ -71,6 +72,7 @@ def evaluate_run(
         data_dir: where the data is now, if it has moved.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
+        probe_views: random crops and flips of each training image for a second linear probe; None is as in the recipe.
         say: where warnings go: of data that has changed since training, and of images that can't be read.
 
     Returns:
@@ -81,7 +83,9 @@ def evaluate_run(
     """
     run = open_run(run.path if isinstance(run, Run) else run)
     recipe = read_recipe(run)[1]
-    changes: dict[str, Any] = {"data_dir": data_dir, "workers": workers, "download": False}
+    changes: dict[str, Any] = {
+        "data_dir": data_dir, "workers": workers, "probe_views": probe_views, "download": False,
+    }  # fmt: skip
     recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
     place = pick_device(device)
     encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
@@ -106,11 +110,17 @@ def evaluate_run(
         splits = dataclasses.replace(splits, train=gallery, test=queries)
         assert query_labels is not None
         results |= _accuracies(features, labels, query_features, query_labels, recipe)
+        if recipe.probe_views:
+            views = _features_of_views(encoder, gallery, recipe, place)
+            probe = linear_probe(features, labels, query_features, query_labels, seed=recipe.seed, views=views)
+            results |= {"linear_views": probe.accuracy, "linear_views_protocol": probe.protocol}
         results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(queries)}
         if recipe.baselines:
             results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, place)
             torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
             results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, recipe, place)
+    elif recipe.probe_views:
+        say("warning: without labels there is no linear probe, and probe_views has no part")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, place)
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
@@ -183,6 +193,30 @@ def _features(
         skipped=[] if broken is None else broken,
     )
     return extract_features(encoder, batches, device)
+
+
+def _features_of_views(
+    encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Features of random crops and flips of the samples, as in training but with their own colours; and whose they are.
+
+    Those of samples that don't fill a last batch are left out.
+    """
+    family = dataclasses.replace(recipe.views, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
+    batch, number = min(EVALUATION_BATCH, len(samples)), recipe.probe_views
+    stream = ViewStream(
+        samples, (family, family), batch, seed=recipe.seed, device=device, workers=recipe.workers,
+        multiplicity=max(2, number), report=lambda _: None,
+    )  # fmt: skip
+    owners: list[Tensor] = []
+
+    def batches() -> Iterator[tuple[Tensor, None]]:
+        for first, others, index in stream:
+            owners.append(index.repeat(number))
+            yield torch.cat([first, others])[: number * batch], None
+
+    features, _ = extract_features(encoder, batches(), device)
+    return features, torch.cat(owners)
 
 
 def _without(samples: Samples, broken: list[Skipped]) -> Samples:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Display", "Progress", "Row", "clock", "read_progress", "scores", "spread", "summarise", "summary_table"]
 
-SCORES = {"knn": "k-NN", "linear": "linear", "avg": "STS avg", "STSB": "STS-B"}
+SCORES = {"knn": "k-NN", "linear": "linear", "linear_views": "linear on views", "avg": "STS avg", "STSB": "STS-B"}
 """Results that are shown, where a run has them."""
 WATCHED = ("knn", "stsb_dev", "stsb")
 """Columns of metrics.csv that tell how good the encoder is so far; the first that a run has is shown."""

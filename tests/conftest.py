@@ -1,9 +1,17 @@
-"""What all tests share."""
+"""What all tests share, and what leaves the end of a run out."""
 
 import os
 
+import pytest
 import torch
 
 # Triton decides at import whether its programs run on a GPU or in its interpreter, on the CPU.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave evaluation and page out where a test is not about them."""
+    monkeypatch.setattr("fmicl.training.evaluate_run", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.report.write_report", lambda _: None)

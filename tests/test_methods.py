@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fmicl
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, MoCoV3, Optimisation, SimCLR, method_class, parameter_groups
-from fmicl.methods.base import warmup_cosine
+from fmicl.methods.base import _seed, warmup_cosine
 from fmicl.methods.simclr import anchored_pairs
 from fmicl.models import SmallConv
 
@@ -90,6 +90,19 @@ def test_every_two_views_are_a_pair_once_and_each_is_the_anchor_as_often(views: 
     anchors = [sum(anchor == view for anchor, _ in pairs) for view in range(views)]
     assert max(anchors) - min(anchors) == (views + 1) % 2
     assert pairs[0] == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+)
+def test_a_step_draws_what_torchs_own_seed_gives(device: str) -> None:
+    def drawn() -> list[Tensor]:
+        return [torch.rand(5), torch.rand(5, device=device).cpu(), F.dropout(torch.ones(64, device=device)).cpu()]
+
+    torch.manual_seed(2**62 + 7)
+    expected = drawn()
+    _seed(2**62 + 7, torch.device(device))
+    assert all(torch.equal(a, b) for a, b in zip(drawn(), expected, strict=True))
 
 
 @pytest.mark.parametrize(("name", "others"), [("simclr", 9), ("simclr", 0), ("moco", 12), ("mocov3", 12)])

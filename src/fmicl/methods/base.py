@@ -100,8 +100,8 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 def _seed(seed: int, device: torch.device) -> None:
     """Seed the generators that a step draws from.
 
-    torch.manual_seed seeds those of every kind of device, and for a kind that isn't in use it writes down the whole stack
-    each time: in steps of a small network that is a good part of the time.
+    torch.manual_seed seeds those of every kind of device, and for a kind that isn't in use it writes down the whole
+    stack each time: in steps of a small network that is a good part of the time.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

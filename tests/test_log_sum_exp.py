@@ -34,10 +34,58 @@ class TestLogSumExp:
         for seen, true in zip(*results, strict=True):
             torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
 
-    def test_large_logits_do_not_overflow(self) -> None:
-        x = rows(9, 4)
+    @pytest.mark.parametrize("gradient", [False, True])
+    def test_large_logits_do_not_overflow(self, gradient: bool) -> None:
+        x = rows(9, 4).requires_grad_(gradient)
         seen = kernels.row_logsumexp(x, None, 5000.0, 0, kernel="tiled")
         torch.testing.assert_close(seen, reference.row_logsumexp(x, x, 5000.0, 0))
+
+    def test_shares_of_a_few_tiles_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tiled, "_CPU_TILE", 8)
+        monkeypatch.setattr(tiled, "_KEPT", 3)
+        x, other = rows(12, 5), rows(16, 5, 1)
+        found = tiled.logsumexp_shares(x, other, 3.0, 1)
+        assert found is not None
+        z = (3.0 * x @ other.T).masked_fill(torch.eye(12, 16).roll(1, 1).bool(), -torch.inf)
+        torch.testing.assert_close(found, (z.logsumexp(1), z.softmax(1)))
+        assert tiled.logsumexp_shares(x, rows(17, 5), 3.0, 1) is None
+
+    @pytest.mark.parametrize("kept", [0, 8])
+    @pytest.mark.parametrize("symmetric", [False, True])
+    def test_a_kept_graph_gives_its_gradient_again(
+        self, symmetric: bool, kept: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tiled, "_KEPT", kept)
+        x, other = rows(12, 5).requires_grad_(), rows(12, 5, 1).requires_grad_()
+        inputs = (x,) if symmetric else (x, other)
+        total = kernels.row_logsumexp(x, None if symmetric else other, 3.0, 0, kernel="tiled").square().sum()
+        first = torch.autograd.grad(total, inputs, retain_graph=True)
+        again = torch.autograd.grad(total, inputs, retain_graph=True)
+        last = torch.autograd.grad(total, inputs)
+        for one, two, three in zip(first, again, last, strict=True):
+            assert torch.equal(one, two)
+            assert torch.equal(one, three)
+
+    @pytest.mark.parametrize("kept", [0, 8])
+    def test_a_row_without_a_pair(self, kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tiled, "_KEPT", kept)
+        x = rows(2, 4).requires_grad_()
+        seen = kernels.row_logsumexp(x, None, 3.0, 0, kernel="tiled", paired=True)
+        assert torch.equal(seen, torch.full((2,), -torch.inf))
+        (gradient,) = torch.autograd.grad(seen.clamp_min(-1.0).sum(), x)
+        assert torch.equal(gradient, torch.zeros_like(x))
+
+    def test_only_the_side_that_is_wanted_gets_a_gradient(self) -> None:
+        x, other = rows(12, 5), rows(9, 5, 1)
+        for one, two in ((True, False), (False, True)):
+            a, b = x.clone().requires_grad_(one), other.clone().requires_grad_(two)
+            kernels.row_logsumexp(a, b, 3.0, kernel="tiled").sum().backward()
+            exact = [x.double().requires_grad_(), other.double().requires_grad_()]
+            reference.row_logsumexp(exact[0], exact[1], 3.0, None).sum().backward()
+            for leaf, true, wanted in ((a, exact[0], one), (b, exact[1], two)):
+                assert (leaf.grad is not None) == wanted
+                if leaf.grad is not None:
+                    torch.testing.assert_close(leaf.grad.double(), true.grad, rtol=1e-4, atol=1e-5)
 
     @pytest.mark.parametrize(("skip", "paired"), [(None, False), (0, False), (0, True)])
     @pytest.mark.parametrize(("n", "d", "few"), [(4, 5, 1024), (300, 40, 1024), (300, 300, 1024), (300, 300, 0)])

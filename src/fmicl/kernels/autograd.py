@@ -11,6 +11,7 @@ from torch import Tensor
 from fmicl.kernels import reference
 from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
+from fmicl.numerics import exact_matmul
 
 __all__ = ["pair_sum", "row_logsumexp", "used_once"]
 
@@ -120,7 +121,10 @@ def _over_columns(
 
 
 class _RowLogSumExp(torch.autograd.Function):
-    """The logarithms in one pass; their gradient in a second, since it needs every row's normaliser."""
+    """The logarithms in one pass; their gradient in a second, since it needs every row's normaliser.
+
+    Of a small matrix the shares are kept instead, and the gradient is their product with the other side.
+    """
 
     @staticmethod
     def forward(
@@ -134,23 +138,30 @@ class _RowLogSumExp(torch.autograd.Function):
         world: World,
     ) -> Tensor:
         result: Tensor | None = None
+        ctx.settings = (scale, skip, paired, backend, world)
+        if world.size == 1 and any(ctx.needs_input_grad[:2]):
+            found = backend.logsumexp_shares(x, x if other is None else other, scale, skip, paired)
+            if found is not None:
+                ctx.save_for_backward(x, other, *found)
+                return found[0]
         for part, first in _travelling(x if other is None else other, world, backend):
             rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first), paired)
             result = rows if result is None else torch.logaddexp(result, rows)
         assert result is not None
         ctx.save_for_backward(x, other, result)
-        ctx.settings = (scale, skip, paired, backend, world)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, other, result = ctx.saved_tensors
+        x, other, result, *shares = ctx.saved_tensors
         scale, skip, paired, backend, world = ctx.settings
         none = (None, None, None, None, None)
         if torch.is_grad_enabled():
             require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.row_logsumexp(a, b, scale, skip, paired), grad, x, other)
             return (*grads, *none)
+        if shares:
+            return (*_from_shares(shares[0], scale * grad, x, other, ctx.needs_input_grad), *none)
         own = Normaliser(result, grad.contiguous())
         everyone = Normaliser(gather_rows(own.value, world), gather_rows(own.gradient, world))
 
@@ -181,6 +192,17 @@ class _RowLogSumExp(torch.autograd.Function):
         mirrored = None if skip is None else -skip
         grad_other = gradient(other, x, False, True, mirrored) if ctx.needs_input_grad[1] else None
         return grad_x, grad_other, *none
+
+
+def _from_shares(
+    shares: Tensor, factor: Tensor, x: Tensor, other: Tensor | None, wanted: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients in x and other of log-sum-exps whose shares were kept."""
+    with exact_matmul(x.device):
+        weight = shares.mul_(factor[:, None]) if used_once() else shares * factor[:, None]
+        if other is None:
+            return (weight @ x).addmm_(weight.T, x), None
+        return weight @ other if wanted[0] else None, weight.T @ x if wanted[1] else None
 
 
 def _dense_gradients(

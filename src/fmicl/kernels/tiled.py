@@ -21,6 +21,7 @@ __all__ = [
     "logsumexp_both",
     "logsumexp_gradient",
     "logsumexp_rows",
+    "logsumexp_shares",
     "logsumexp_symmetric",
     "pair_both",
     "pair_rows",
@@ -31,6 +32,7 @@ __all__ = [
 # arrays of its size stay in a core's cache (CPU) or far below the memory of anything else (GPU).
 _CPU_TILE = 768
 _GPU_TILE = 4096
+_KEPT = 8  # tiles whose shares are kept for the backward pass on a CPU: 18 MiB, where computing them again takes longer
 
 
 P = ParamSpec("P")
@@ -197,6 +199,23 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, p
             total[i:i_end] = total[i:i_end] * torch.exp(peak[i:i_end] - taken) + share
             peak[i:i_end] = higher
     return peak + total.log()
+
+
+@_exactly
+def logsumexp_shares(
+    x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """log sum_j exp(scale x_i.o_j) and each pair's share of its row's sum, for a matrix of a few tiles on a CPU."""
+    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2:
+        return None
+    z = torch.addmm(x.new_zeros(()), x, columns.T, beta=0, alpha=scale)
+    for skipped in _left_out(z, skip, 0, 0, paired):
+        skipped.fill_(-torch.inf)
+    peak = z.amax(dim=1)
+    taken = torch.where(peak == -torch.inf, 0.0, peak)  # a row may have nothing but a skipped pair
+    total = z.sub_(taken[:, None]).exp_().sum(dim=1)
+    shares = z.div_(total.clamp_min(torch.finfo(z.dtype).tiny)[:, None])
+    return peak + total.log(), shares
 
 
 @_exactly

@@ -130,6 +130,17 @@ class TritonBackend:
         )  # fmt: skip
         return result[0] if parts == 1 else result.logsumexp(dim=0)
 
+    def logsumexp_shares(
+        self,
+        x: Tensor,  # noqa: ARG002 (the contract's names)
+        columns: Tensor,  # noqa: ARG002
+        scale: float,  # noqa: ARG002
+        skip: int | None,  # noqa: ARG002
+        paired: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Never: it takes longer to write them than to compute them again."""
+        return
+
     def logsumexp_gradient(
         self,
         x: Tensor,

@@ -40,15 +40,35 @@ class TestLogSumExp:
         seen = kernels.row_logsumexp(x, None, 5000.0, 0, kernel="tiled")
         torch.testing.assert_close(seen, reference.row_logsumexp(x, x, 5000.0, 0))
 
-    def test_shares_of_a_few_tiles_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_terms_of_a_few_tiles_are_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tiled, "_CPU_TILE", 8)
         monkeypatch.setattr(tiled, "_KEPT", 3)
         x, other = rows(12, 5), rows(16, 5, 1)
-        found = tiled.logsumexp_shares(x, other, 3.0, 1)
+        found = tiled.logsumexp_kept(x, other, 3.0, 1)
         assert found is not None
+        value, terms, total = found
         z = (3.0 * x @ other.T).masked_fill(torch.eye(12, 16).roll(1, 1).bool(), -torch.inf)
-        torch.testing.assert_close(found, (z.logsumexp(1), z.softmax(1)))
-        assert tiled.logsumexp_shares(x, rows(17, 5), 3.0, 1) is None
+        torch.testing.assert_close((value, terms / total[:, None]), (z.logsumexp(1), z.softmax(1)))
+        assert tiled.logsumexp_kept(x, rows(17, 5), 3.0, 1) is None
+
+    @pytest.mark.parametrize("scale", [38.0, 39.0, -38.0, 80.0])
+    @pytest.mark.parametrize("kept", [0, 8])
+    def test_opposite_rows_at_the_edge_of_a_fixed_bound(
+        self, kept: int, scale: float, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Terms that are as small as they get, beside nothing larger: from 38.7 on a maximum is taken instead."""
+        monkeypatch.setattr(tiled, "_KEPT", kept)
+        assert (tiled._bound(scale, torch.float32) is None) == (abs(scale) > 38.7)
+        x = torch.eye(3)[:1].requires_grad_()
+        other = torch.stack([-torch.eye(3)[0], -torch.eye(3)[0] + 1e-3 * torch.eye(3)[1]])
+        value = kernels.row_logsumexp(x, other, scale, kernel="tiled")
+        value.sum().backward()
+        exact = torch.eye(3, dtype=torch.float64)[:1].requires_grad_()
+        wanted = (scale * exact @ other.double().T).logsumexp(1)
+        wanted.sum().backward()
+        torch.testing.assert_close(value.double(), wanted, rtol=1e-6, atol=1e-5)
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad.double(), exact.grad, rtol=1e-5, atol=1e-5)
 
     @pytest.mark.parametrize("kept", [0, 8])
     @pytest.mark.parametrize("symmetric", [False, True])

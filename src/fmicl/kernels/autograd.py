@@ -123,7 +123,7 @@ def _over_columns(
 class _RowLogSumExp(torch.autograd.Function):
     """The logarithms in one pass; their gradient in a second, since it needs every row's normaliser.
 
-    Of a small matrix the shares are kept instead, and the gradient is their product with the other side.
+    Of a small matrix the terms of the sums are kept, and the gradient is their product with the other side.
     """
 
     @staticmethod
@@ -140,7 +140,7 @@ class _RowLogSumExp(torch.autograd.Function):
         result: Tensor | None = None
         ctx.settings = (scale, skip, paired, backend, world)
         if world.size == 1 and any(ctx.needs_input_grad[:2]):
-            found = backend.logsumexp_shares(x, x if other is None else other, scale, skip, paired)
+            found = backend.logsumexp_kept(x, x if other is None else other, scale, skip, paired)
             if found is not None:
                 ctx.save_for_backward(x, other, *found)
                 return found[0]
@@ -153,15 +153,17 @@ class _RowLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, other, result, *shares = ctx.saved_tensors
+        x, other, result, *kept = ctx.saved_tensors
         scale, skip, paired, backend, world = ctx.settings
         none = (None, None, None, None, None)
         if torch.is_grad_enabled():
             require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.row_logsumexp(a, b, scale, skip, paired), grad, x, other)
             return (*grads, *none)
-        if shares:
-            return (*_from_shares(shares[0], scale * grad, x, other, ctx.needs_input_grad), *none)
+        if kept:
+            terms, total = kept
+            factor = scale * grad / torch.where(total > 0, total, 1.0)  # a row may have no pair
+            return (*_from_terms(terms, factor, x, other, ctx.needs_input_grad), *none)
         own = Normaliser(result, grad.contiguous())
         everyone = Normaliser(gather_rows(own.value, world), gather_rows(own.gradient, world))
 
@@ -194,12 +196,12 @@ class _RowLogSumExp(torch.autograd.Function):
         return grad_x, grad_other, *none
 
 
-def _from_shares(
-    shares: Tensor, factor: Tensor, x: Tensor, other: Tensor | None, wanted: tuple[bool, ...]
+def _from_terms(
+    terms: Tensor, factor: Tensor, x: Tensor, other: Tensor | None, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in x and other of log-sum-exps whose shares were kept."""
+    """The gradients in x and other of log-sum-exps whose terms were kept."""
     with exact_matmul(x.device):
-        weight = shares.mul_(factor[:, None]) if used_once() else shares * factor[:, None]
+        weight = terms.mul_(factor[:, None]) if used_once() else terms * factor[:, None]
         if other is None:
             return (weight @ x).addmm_(weight.T, x), None
         return weight @ other if wanted[0] else None, weight.T @ x if wanted[1] else None

@@ -6,7 +6,7 @@ With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x
     pair_both           the same, with the gradient in the columns too
     pair_symmetric      the same for x against itself without the diagonal, each pair seen from both sides
     logsumexp_rows      log sum_j exp(scale * x_i.o_j)  for each row
-    logsumexp_shares    the same with each pair's share of its row's sum, where all of these are few enough to keep
+    logsumexp_kept      the same with what was summed up, where that is little enough to keep
     logsumexp_gradient  what the gradient of these logarithms sends to the rows
     logsumexp_both      the same, with what it sends to the columns
     logsumexp_symmetric the same for x against itself, each pair seen from both sides
@@ -95,10 +95,13 @@ class Backend(Protocol):
     ) -> Tensor:
         """log sum_j exp(scale x_i.o_j): (N,)."""
 
-    def logsumexp_shares(
+    def logsumexp_kept(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
-    ) -> tuple[Tensor, Tensor] | None:
-        """L_i = log sum_j exp(z_ij), (N,), and e^(z_ij - L_i), (N, M); None where it is better not to keep them."""
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The logarithms, (N,), with terms e^(z_ij - c_i) for some c, (N, M), and the sum of each row's terms, (N,).
+
+        None where it is better not to keep them.
+        """
 
     def logsumexp_gradient(
         self,

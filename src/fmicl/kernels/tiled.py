@@ -8,6 +8,7 @@ visited, and each serves its rows and its columns: 3 N^2 d.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
@@ -20,8 +21,8 @@ from fmicl.numerics import exact_matmul
 __all__ = [
     "logsumexp_both",
     "logsumexp_gradient",
+    "logsumexp_kept",
     "logsumexp_rows",
-    "logsumexp_shares",
     "logsumexp_symmetric",
     "pair_both",
     "pair_rows",
@@ -32,7 +33,7 @@ __all__ = [
 # arrays of its size stay in a core's cache (CPU) or far below the memory of anything else (GPU).
 _CPU_TILE = 768
 _GPU_TILE = 4096
-_KEPT = 8  # tiles whose shares are kept for the backward pass on a CPU: 18 MiB, where computing them again takes longer
+_KEPT = 8  # tiles whose terms are kept for the backward pass on a CPU: 18 MiB, and less time than computing them again
 
 
 P = ParamSpec("P")
@@ -181,12 +182,17 @@ def _evaluate(
 
 @_exactly
 def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False) -> Tensor:
-    """log sum_j exp(scale x_i.o_j), by a running maximum and a running sum."""
+    """log sum_j exp(scale x_i.o_j), by a running sum, and a running maximum where it is needed."""
     x, columns = x.contiguous(), columns.contiguous()
-    tile = _tile(x)
-    tiles = _Tiles(x, columns, 0.0, scale)
-    peak = x.new_full((len(x),), -torch.inf)
+    tile, bound = _tile(x), _bound(scale, x.dtype)
+    tiles = _Tiles(x, columns, -(bound or 0.0), scale)
     total = x.new_zeros(len(x))
+    if bound is not None:
+        for i, i_end in _spans(len(x), tile):
+            for j, j_end in _spans(len(columns), tile):
+                total[i:i_end] += _terms(tiles(x[i:i_end], columns[j:j_end]), skip, i, j, paired).sum(dim=1)
+        return bound + total.log()
+    peak = x.new_full((len(x),), -torch.inf)
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
             z = tiles(x[i:i_end], columns[j:j_end])
@@ -201,21 +207,31 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, p
     return peak + total.log()
 
 
+def _bound(scale: float, dtype: torch.dtype) -> float | None:
+    """What no z = scale x_i.o_j of unit rows exceeds, if every e^(z - bound) is a number with all its digits."""
+    return abs(scale) if 2 * abs(scale) < -math.log(torch.finfo(dtype).tiny) - 10 else None
+
+
+def _terms(z: Tensor, skip: int | None, row: int, column: int, paired: bool) -> Tensor:
+    """e^z in place, 0 for pairs that are left out."""
+    z.exp_()
+    for skipped in _left_out(z, skip, row, column, paired):
+        skipped.zero_()
+    return z
+
+
 @_exactly
-def logsumexp_shares(
+def logsumexp_kept(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
-) -> tuple[Tensor, Tensor] | None:
-    """log sum_j exp(scale x_i.o_j) and each pair's share of its row's sum, for a matrix of a few tiles on a CPU."""
-    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2:
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The logarithms with their terms and the sums of these, for a matrix of a few tiles on a CPU."""
+    bound = _bound(scale, x.dtype)
+    if bound is None or x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2:
         return None
-    z = torch.addmm(x.new_zeros(()), x, columns.T, beta=0, alpha=scale)
-    for skipped in _left_out(z, skip, 0, 0, paired):
-        skipped.fill_(-torch.inf)
-    peak = z.amax(dim=1)
-    taken = torch.where(peak == -torch.inf, 0.0, peak)  # a row may have nothing but a skipped pair
-    total = z.sub_(taken[:, None]).exp_().sum(dim=1)
-    shares = z.div_(total.clamp_min(torch.finfo(z.dtype).tiny)[:, None])
-    return peak + total.log(), shares
+    z = torch.addmm(x.new_full((), -bound), x, columns.T, alpha=scale)
+    terms = _terms(z, skip, 0, 0, paired)
+    total = terms.sum(dim=1)
+    return bound + total.log(), terms, total
 
 
 @_exactly

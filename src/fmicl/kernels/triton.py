@@ -130,7 +130,7 @@ class TritonBackend:
         )  # fmt: skip
         return result[0] if parts == 1 else result.logsumexp(dim=0)
 
-    def logsumexp_shares(
+    def logsumexp_kept(
         self,
         x: Tensor,  # noqa: ARG002 (the contract's names)
         columns: Tensor,  # noqa: ARG002

@@ -51,16 +51,14 @@ class TestLogSumExp:
         torch.testing.assert_close((value, terms / total[:, None]), (z.logsumexp(1), z.softmax(1)))
         assert tiled.logsumexp_kept(x, rows(17, 5), 3.0, 1) is None
 
-    @pytest.mark.parametrize("scale", [38.0, 39.0, -38.0, 80.0])
+    @pytest.mark.parametrize("scale", [43.0, -43.0, 44.0, -44.0, 200.0, -200.0])
     @pytest.mark.parametrize("kept", [0, 8])
-    def test_opposite_rows_at_the_edge_of_a_fixed_bound(
-        self, kept: int, scale: float, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Terms that are as small as they get, beside nothing larger: from 38.7 on a maximum is taken instead."""
+    def test_the_smallest_and_the_largest_terms(self, kept: int, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        """All of a row's, beside nothing else; from 43.7 on a maximum is taken away from them."""
         monkeypatch.setattr(tiled, "_KEPT", kept)
-        assert (tiled._bound(scale, torch.float32) is None) == (abs(scale) > 38.7)
+        assert tiled._moderate(scale, torch.float32) == (abs(scale) < 43.7)
         x = torch.eye(3)[:1].requires_grad_()
-        other = torch.stack([-torch.eye(3)[0], -torch.eye(3)[0] + 1e-3 * torch.eye(3)[1]])
+        other = torch.stack([-torch.eye(3)[0], -torch.eye(3)[0] + 1e-3 * torch.eye(3)[1]]).repeat(300, 1)
         value = kernels.row_logsumexp(x, other, scale, kernel="tiled")
         value.sum().backward()
         exact = torch.eye(3, dtype=torch.float64)[:1].requires_grad_()

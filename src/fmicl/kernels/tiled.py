@@ -68,11 +68,11 @@ class _Tiles:
     def __init__(self, x: Tensor, columns: Tensor, offset: float, scale: float) -> None:
         self.buffer = x.new_empty(min(len(x), _tile(x)) * min(len(columns), _tile(x)))
         self.offset = x.new_full((), offset)  # made on the device: nothing may be copied while a graph is recorded
-        self.scale = scale
+        self.scale, self.beta = scale, int(offset != 0)  # where there is no offset, none is written first
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         out = self.buffer[: len(a) * len(b)].view(len(a), len(b))
-        return torch.addmm(self.offset, a, b.T, alpha=self.scale, out=out)
+        return torch.addmm(self.offset, a, b.T, beta=self.beta, alpha=self.scale, out=out)
 
 
 def _left_out(tile: Tensor, skip: int | None, row: int, column: int, paired: bool = False) -> list[Tensor]:
@@ -184,14 +184,14 @@ def _evaluate(
 def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False) -> Tensor:
     """log sum_j exp(scale x_i.o_j), by a running sum, and a running maximum where it is needed."""
     x, columns = x.contiguous(), columns.contiguous()
-    tile, bound = _tile(x), _bound(scale, x.dtype)
-    tiles = _Tiles(x, columns, -(bound or 0.0), scale)
+    tile = _tile(x)
+    tiles = _Tiles(x, columns, 0.0, scale)
     total = x.new_zeros(len(x))
-    if bound is not None:
+    if _moderate(scale, x.dtype):
         for i, i_end in _spans(len(x), tile):
             for j, j_end in _spans(len(columns), tile):
                 total[i:i_end] += _terms(tiles(x[i:i_end], columns[j:j_end]), skip, i, j, paired).sum(dim=1)
-        return bound + total.log()
+        return total.log()
     peak = x.new_full((len(x),), -torch.inf)
     for i, i_end in _spans(len(x), tile):
         for j, j_end in _spans(len(columns), tile):
@@ -207,9 +207,12 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, p
     return peak + total.log()
 
 
-def _bound(scale: float, dtype: torch.dtype) -> float | None:
-    """What no z = scale x_i.o_j of unit rows exceeds, if every e^(z - bound) is a number with all its digits."""
-    return abs(scale) if 2 * abs(scale) < -math.log(torch.finfo(dtype).tiny) - 10 else None
+def _moderate(scale: float, dtype: torch.dtype) -> bool:
+    """Whether e^z of unit rows is neither so large nor so small that a maximum has to be taken away from z first.
+
+    By half of the digits of the exponent: there is room for rows that are not quite unit, and for sums of many.
+    """
+    return abs(scale) < -math.log(torch.finfo(dtype).tiny) / 2
 
 
 def _terms(z: Tensor, skip: int | None, row: int, column: int, paired: bool) -> Tensor:
@@ -225,13 +228,11 @@ def logsumexp_kept(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The logarithms with their terms and the sums of these, for a matrix of a few tiles on a CPU."""
-    bound = _bound(scale, x.dtype)
-    if bound is None or x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2:
+    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2 or not _moderate(scale, x.dtype):
         return None
-    z = torch.addmm(x.new_full((), -bound), x, columns.T, alpha=scale)
-    terms = _terms(z, skip, 0, 0, paired)
+    terms = _terms(torch.addmm(x.new_zeros(()), x, columns.T, beta=0, alpha=scale), skip, 0, 0, paired)
     total = terms.sum(dim=1)
-    return bound + total.log(), terms, total
+    return total.log(), terms, total
 
 
 @_exactly

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from fmicl import runs, training
 from fmicl.checkpoints import Checkpoints
-from fmicl.data import stream
+from fmicl.data import reading
 from fmicl.files import write_whole
 from fmicl.methods import METHODS
 from fmicl.models import SmallConv
@@ -292,7 +292,7 @@ class _Handlers(torch.utils.data.Dataset[bool]):
 
 
 def test_workers_live_on_when_the_terminal_interrupts() -> None:
-    assert bool(next(iter(stream._load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
+    assert bool(next(iter(reading.load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:

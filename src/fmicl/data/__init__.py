@@ -9,6 +9,7 @@ from fmicl.data.fingerprint import fingerprint, what_changed
 from fmicl.data.folders import find_images
 from fmicl.data.lines import LineReader
 from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images, named_folder
+from fmicl.data.plain import pictures, plain_batches
 from fmicl.data.samples import (
     ArraySamples,
     FileSamples,
@@ -21,7 +22,7 @@ from fmicl.data.samples import (
     stratified_split,
 )
 from fmicl.data.sentences import SentenceStream, padded_width
-from fmicl.data.stream import Batch, Stream, ViewStream, pictures, plain_batches
+from fmicl.data.stream import Batch, Stream, ViewStream
 from fmicl.data.tokens import Sentences, cache_root, text_changed, tokenise_file
 
 __all__ = [

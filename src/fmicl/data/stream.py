@@ -1,31 +1,27 @@
-"""From samples to batches: random views of each for training, and plain images for evaluation."""
+"""From samples to batches for training: random views of each."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import signal
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
-from fmicl.augment import CropBoxes, ViewMaker, crop_boxes, crop_resize, normalise, to_grey
+from fmicl.augment import ViewMaker, crop_boxes
 from fmicl.augment.fused import fused_views, suits
 from fmicl.augment.maker import CROP_UNIFORMS
-from fmicl.data.decode import decode, resize_centre, resize_square, stored_side, to_tensor, try_decode
+from fmicl.data.decode import to_tensor
+from fmicl.data.reading import Files, load, why
 from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, listed
 from fmicl.views import Views
 
-__all__ = ["Batch", "Stream", "ViewStream", "generator_of", "pictures", "plain_batches"]
+__all__ = ["Batch", "Stream", "ViewStream", "generator_of"]
 
 _TRIES = 16  # files that are tried in the place of a broken one: if none of them can be read, the disk is gone
 
@@ -190,12 +186,12 @@ class ViewStream:
         assert isinstance(self.samples, FileSamples)
         order = self._order(epoch)
         dataset = _FileViews(self.samples, [maker.views for maker in self._makers], self.seed, epoch)
-        loader = _load(dataset, order[start:].tolist(), self.workers, self.device)
+        loader = load(dataset, order[start:].tolist(), self.workers, self.device)
         found: set[int] = set()
         for batch, (index, broken, *crops) in enumerate(loader, start):
             found.update(broken[broken >= 0].tolist())
             if batch == len(self) - 1 and found - self.undecodable:
-                self._report([_why(self.samples.paths[i]) for i in sorted(found - self.undecodable)])
+                self._report([why(self.samples.paths[i]) for i in sorted(found - self.undecodable)])
                 self.undecodable |= found
             generator = generator_of(self.seed, epoch, batch, self.rank)
             made = []
@@ -208,110 +204,6 @@ class ViewStream:
 def _batch(views: list[Tensor], index: Tensor) -> Batch:
     first, *others = views
     return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index)
-
-
-def plain_batches(
-    samples: Samples,
-    *,
-    size: int,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    batch_size: int,
-    device: torch.device | str,
-    workers: int = 0,
-    skipped: list[Skipped] | None = None,
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """All samples once, in order and without randomness, as evaluation sees them; the last batch may be smaller.
-
-    Images are resized so that the shorter side is ``size * 256 / 224``, and the centre square of ``size`` is
-    taken. Small images, and arrays that were not made for a crop like that, lose nothing: their largest centre
-    square is resized to ``size``, so CIFAR-10 for 32, for example, is left as it is.
-
-    Args:
-        samples: Which images.
-        size: Side of the result.
-        mean: One number for each channel, on the scale [0, 1]; where it is one number, colour images become grey.
-        std: As many positive numbers.
-        batch_size: Number of samples in a batch.
-        device: Where the batches are wanted.
-        workers: Processes that decode files; 0 does it in this one.
-        skipped: Files that can't be decoded are left out and added to this list; without it, they are an error.
-
-    Yields:
-        (B, C, size, size) float32 images, normalised, and their (B,) labels, or None where there are none.
-
-    Raises:
-        OSError: If a file can't be decoded, and there is no list to put it on.
-
-    Example:
-        >>> samples = ArraySamples(torch.zeros(5, 1, 8, 8, dtype=torch.uint8))
-        >>> batches = plain_batches(samples, size=8, mean=(0.5,), std=(0.5,), batch_size=4, device="cpu")
-        >>> [len(images) for images, _ in batches]
-        [4, 1]
-    """
-    for part, images, whole in _plain_images(
-        samples, range(len(samples)), size, batch_size, torch.device(device), workers
-    ):
-        labels = None if samples.labels is None else samples.labels[part[0] : part[-1] + 1].to(device)
-        if not bool(whole.all()):
-            assert isinstance(samples, FileSamples)
-            broken = [samples.paths[part[i]] for i in (~whole).nonzero()[:, 0].tolist()]
-            if skipped is None:
-                raise OSError(_message(broken[0]))
-            skipped.extend(_why(path) for path in broken)
-            images = images[whole.to(images.device)]
-            labels = None if labels is None else labels[whole.to(labels.device)]
-        if len(images):
-            yield normalise(to_grey(images.float()) if len(mean) == 1 else images, mean, std), labels
-
-
-def pictures(samples: Samples, index: Sequence[int] | Tensor, size: int) -> Tensor:
-    """Some samples as (n, C, size, size) uint8 on the CPU, in the given order, for people to look at.
-
-    A file that can't be decoded is black.
-
-    Example:
-        >>> samples = ArraySamples(torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 8, 8))
-        >>> pictures(samples, [2, 0], 12)[:, 0, 0, 0]
-        tensor([2, 0], dtype=torch.uint8)
-    """
-    chosen = torch.as_tensor(index).tolist()
-    device = samples.images.device if isinstance(samples, ArraySamples) else torch.device("cpu")
-    parts = [images for _, images, _ in _plain_images(samples, chosen, size, 256, device, 0)]
-    return torch.cat(parts).float().round().clamp(0, 255).to("cpu", torch.uint8)
-
-
-def _plain_images(
-    samples: Samples, index: Sequence[int], size: int, batch_size: int, device: torch.device, workers: int
-) -> Iterator[tuple[Sequence[int], Tensor, Tensor]]:
-    """The evaluation transform before normalisation: which samples, their images, and (B,) whether there is one."""
-    starts = range(0, len(index), batch_size)
-    if isinstance(samples, FileSamples):
-        chunks = [list(index[start : start + batch_size]) for start in starts]
-        loader = _load(_PlainFiles(samples, size), chunks, workers, device)
-        for chunk, (images, whole) in zip(chunks, loader, strict=True):
-            yield chunk, images.to(device, non_blocking=True), whole
-        return
-    for start in starts:
-        part = index[start : start + batch_size]
-        if isinstance(part, range):
-            images = samples.images[part.start : part.stop].to(device)
-        else:
-            images = samples.images[torch.tensor(part, device=samples.images.device)].to(device)
-        yield part, _centre(images, size), torch.ones(len(part), dtype=torch.bool)
-
-
-def _centre(images: Tensor, size: int) -> Tensor:
-    n, _, height, width = images.shape
-    if height == width == size:
-        return images
-    short = min(height, width)
-    if short == stored_side(size):
-        box = [round((height - size) / 2), round((width - size) / 2), size, size]
-    else:
-        box = [(height - short) // 2, (width - short) // 2, short, short]
-    boxes = CropBoxes(*(torch.full((n,), float(x), device=images.device) for x in box))
-    return crop_resize(images, boxes, torch.zeros(n, dtype=torch.bool, device=images.device), size)
 
 
 def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:
@@ -328,35 +220,7 @@ def _colour_views(maker: ViewMaker, crops: Tensor, uniforms: Tensor) -> Tensor:
     return maker.colour(crops, maker.parameters(uniforms, size, size))
 
 
-class _Files(Dataset[Any]):
-    """Files as bytes in one array: worker processes share it, where a list of paths would be copied by and by."""
-
-    def __init__(self, samples: FileSamples) -> None:
-        self.paths = np.array([os.fsencode(path) for path in samples.paths], dtype=np.bytes_)
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def decode(self, index: int) -> Image.Image:
-        return decode(os.fsdecode(bytes(self.paths[index])))
-
-
-class _PlainFiles(_Files):
-    def __init__(self, samples: FileSamples, size: int) -> None:
-        super().__init__(samples)
-        self.size = size
-
-    def __getitem__(self, index: int) -> tuple[Tensor, bool]:
-        try:
-            image, side = self.decode(index), stored_side(self.size)
-        except OSError:
-            return torch.zeros(3, self.size, self.size, dtype=torch.uint8), False
-        if max(image.size) <= side and min(image.size) != side:  # kept as it is where a folder fits into memory
-            return to_tensor(resize_square(image, self.size)), True
-        return to_tensor(resize_centre(image, side, self.size)), True
-
-
-class _FileViews(_Files):
+class _FileViews(Files):
     def __init__(self, samples: FileSamples, views: Sequence[Views], seed: int, epoch: int) -> None:
         super().__init__(samples)
         self.views, self.seed, self.epoch = views, seed, epoch
@@ -401,39 +265,6 @@ def _crop(image: Image.Image, views: Views, uniforms: Tensor) -> Tensor:
     return to_tensor(crop)
 
 
-def _load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: torch.device) -> Iterator[Any]:
-    loader = DataLoader(
-        dataset,
-        batch_sampler=batches,
-        num_workers=min(workers, _processors()),
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # else the loader takes a number from the global one
-        worker_init_fn=_ignore_interrupts,
-    )
-    try:
-        yield from loader
-        return
-    except OSError as error:  # from a worker it comes with the worker's whole traceback in front
-        message = str(error).strip().splitlines()[-1].removeprefix("OSError: ")
-    # Out here nothing holds on to the workers any more, and they are gone when the error is seen.
-    raise OSError(message)
-
-
-def _ignore_interrupts(_: int) -> None:
-    """A terminal's Ctrl-C reaches workers too, but the batch under way needs them; their end is this process's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _why(path: Path) -> Skipped:
-    """Why a file can't be decoded."""
-    found = try_decode(path)
-    return found if isinstance(found, Skipped) else Skipped(path, "could not be read at first, but can be now")
-
-
-def _message(path: Path) -> str:
-    return f"{path} can't be decoded ({_why(path).reason}). Repair or remove it."
-
-
 def _warn(broken: Sequence[Skipped]) -> None:
     warnings.warn(
         f"{len(broken)} image(s) can't be decoded, and others were taken in their place: {listed(broken)}",
@@ -445,8 +276,3 @@ def generator_of(*numbers: int) -> torch.Generator:
     """A generator for these numbers alone: near ones give streams that have nothing to do with each other."""
     digest = hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
-
-
-def _processors() -> int:
-    """Processors that this process may use; more workers than that only wait for each other."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

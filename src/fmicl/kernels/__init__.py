@@ -3,7 +3,7 @@
 Three implementations of one contract (`fmicl.kernels.contract`) that agree:
 
     reference   one dense matrix, plain autograd; differentiable any number of times
-    tiled       any device and type, memory bounded by a tile, loss and gradient in one pass
+    tiled       any device and type, memory bounded by a few tiles, loss and gradient in one pass
     triton      CUDA: tensor cores, float32 accumulation, loss and gradient in one pass
 
 "auto" takes triton on a CUDA device for what it knows, and tiled otherwise.

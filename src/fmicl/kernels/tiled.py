@@ -1,4 +1,4 @@
-"""The pairwise sums tile by tile: any device and type, memory bounded by the tile, loss and gradient in one pass.
+"""The pairwise sums tile by tile: any device and type, memory bounded by a few tiles, loss and gradient in one pass.
 
 The penalty has no normaliser, so a tile of z gives its share of the loss and, through its slopes, of the gradient,
 and can then be forgotten: 4 N^2 d operations in all. Of x with itself only the tiles on and above the diagonal are

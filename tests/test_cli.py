@@ -15,7 +15,7 @@ import pytest
 import tyro
 
 import fmicl
-from fmicl import cli, runs
+from fmicl import cli, runs, tables
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
@@ -306,7 +306,7 @@ def test_the_table_says_how_many_images_were_held_out(
 ) -> None:
     results = {"knn": 800 / 15, "linear": 46.67, "k": 5, "epoch": 3, "split": "held-out", "test_samples": count}
     (tmp_path / "results.json").write_text(json.dumps(results))
-    cli._print_results(tmp_path)
+    tables.print_results(tmp_path)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"accuracy on the {f'{count} images of the ' if count else ''}held-out split, percent" in shown
     few = "warning: 15 images are few: one more or less that is right makes 6.7 percent"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fmicl import cli, results
+from fmicl import cli, results, tables
 from fmicl.data import ArraySamples, FileSamples
 from fmicl.report import write_report
 from fmicl.results import evaluate_run
@@ -59,7 +59,7 @@ def test_a_run_has_a_second_probe_where_it_is_asked_for(
     assert 10 < found["linear_views"] <= 100
     assert scores(found)["linear on views"] == found["linear_views"]
     assert "Linear probe, on views too" in write_report(run.path).read_text()
-    cli._print_results(run.path)
+    tables.print_results(run.path)
     assert "on views too" in capsys.readouterr().out
     again = evaluate_run(run, device="cpu")
     assert again["linear_views"] == found["linear_views"]

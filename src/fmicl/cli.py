@@ -24,13 +24,11 @@ from fmicl.checks import TokenPooling
 from fmicl.grid import SweepOptions, grid_class, grid_of, spell_out_flags
 from fmicl.recipes import RECIPES, Entry, Recipe, no_recipe
 from fmicl.settings import Settings
+from fmicl.tables import print_results, print_sts
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 
 if TYPE_CHECKING:
     from fmicl.runs import Run
-
-FEW = 100
-"""Of fewer held-out images than this, an accuracy says little, and a line says so."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Train:
 
         run = _run(self, train)
         if run is not None:
-            _print_results(run.path)
+            print_results(run.path)
             print(f"page: {run.report}")
 
 
@@ -76,7 +74,7 @@ class TrainText:
         if run is not None:
             results = read_json(run.results)
             if "pairs" in results:
-                _print_sts(results)
+                print_sts(results)
             print(f"encoder: SentenceTransformer({str(run.path)!r})")
             print(f"page: {run.report}")
 
@@ -208,7 +206,7 @@ class Evaluate:
             self.run, data_dir=self.data_dir, device=self.device, workers=self.workers, probe_views=self.probe_views
         )
         page = write_report(self.run)  # it would tell the results from before
-        _print_results(self.run)
+        print_results(self.run)
         print(f"page: {page}")
 
     def _sentences(self, sts: Path) -> None:
@@ -219,7 +217,7 @@ class Evaluate:
         from fmicl.text_results import evaluate_text, note_scores
 
         scores = evaluate_text(self.run, sts, pooling=self.pooling, output=self.json, device=self.device, bar=True)
-        _print_sts(scores)
+        print_sts(scores)
         if self.json is not None:
             print(f"scores -> {self.json}")
         if (self.run / "settings.json").is_file():
@@ -305,63 +303,6 @@ _COMMANDS: Any = reduce(
         )
     ),
 )
-
-
-def _print_results(run: Path) -> None:
-    """A small table: accuracies of raw pixels, of the untrained and of the trained encoder."""
-    import json
-
-    from rich.console import Console
-    from rich.table import Table
-
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    if results["knn"] is None:
-        print(f"no labels, so no accuracy; effective rank {results['effective_rank']:.1f}")
-        return
-    count = results.get("test_samples")  # old runs don't say it
-    samples = "" if count is None else f"{count} images of the "
-    table = Table(title=f"accuracy on the {samples}{results['split']} split, percent")
-    table.add_column("")
-    table.add_column(f"k-NN (k={results['k']})", justify="right")
-    table.add_column("linear probe", justify="right")
-    shown = ["knn", "linear"]
-    if "linear_views" in results:
-        table.add_column("on views too", justify="right")
-        shown.append("linear_views")
-    rows = {"raw pixels": results.get("raw_pixels"), "untrained encoder": results.get("untrained")}
-    for name, row in [*rows.items(), (f"trained, epoch {results['epoch']}", results)]:
-        if row is not None:
-            table.add_row(name, *(f"{row[key]:.2f}" if key in row else "" for key in shown))
-    Console().print(table)
-    if count is not None and count < FEW:
-        print(f"warning: {count} images are few: one more or less that is right makes {100 / count:.1f} percent")
-
-
-def _print_sts(results: dict[str, Any]) -> None:
-    """A small table: a row for each STS task, and their average."""
-    from rich.console import Console
-    from rich.table import Table
-
-    def number(value: float | None, otherwise: str) -> str:
-        return otherwise if value is None else f"{value:.2f}"
-
-    table = Table()
-    table.add_column("task")
-    table.add_column("score", justify="right")
-    table.add_column("pairs", justify="right")
-    for name, pairs in results["pairs"].items():
-        table.add_row(name, number(results[name], "undefined"), str(pairs))
-    for name in results["missing"]:
-        table.add_row(name, "missing", "")
-    table.add_row("avg", number(results["avg"], "-"), "")
-    print("Spearman's correlation x 100, test splits")
-    Console().print(table)
-    if results["uniformity"] is not None:
-        print(f"STS-B: alignment {number(results['alignment'], '-')}, uniformity {results['uniformity']:.2f}")
-    if results["incomplete"]:
-        print(f"not the official number of pairs, so not the official score: {', '.join(results['incomplete'])}")
-    if results["missing"]:
-        print(f"no average, as these are missing: {', '.join(results['missing'])}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,6 +20,7 @@ from fmicl.fast.narrow import narrow
 from fmicl.fast.norm import _counters, normalise
 from fmicl.fast.stem import convolve_images, suits_stem
 from fmicl.models import build_encoder, projection_head
+from fmicl.norms import PastNorm, by_past
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -207,6 +208,49 @@ def test_a_frozen_normalisation_goes_by_its_running_statistics() -> None:
     close(faster(images), usual(images))
     for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
         torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "every"), [((4, 64, 8, 16), 2), ((3, 20, 5, 7), 1), ((6, 200, 1, 2), 1), ((256, 16), 1)]
+)
+def test_statistics_of_the_batches_before_in_one_pass(shape: tuple[int, ...], every: int, residual: bool) -> None:
+    usual = PastNorm(norm_of(shape[1], nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d))  # type: ignore[arg-type]
+    faster = copy.deepcopy(usual)
+    for batch in range(14):  # as long as all batches count alike, and some more
+        x = torch.randn(shape, device=DEVICE) * 2 + batch
+        skip = torch.randn(shape, device=DEVICE) if residual else None
+        one, two = normalise(faster, x, skip, every=every)
+        expected = F.relu(usual(x) + (0 if skip is None else skip))
+        assert not one.requires_grad
+        close(one, expected)
+        close(two, fewer(expected, every))
+        for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
+            torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_a_momentum_encoder_by_the_batches_before(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DEVICE.type == "cpu" and half:  # Triton's interpreter can't multiply matrices of bfloat16
+        monkeypatch.setattr("fmicl.fast.stem.suits_stem", lambda *_: False)
+    torch.manual_seed(0)
+    usual = nn.Sequential(build_encoder("resnet18", size=8, stem="small"), projection_head(512, 40, 6)).to(DEVICE)
+    by_past(usual)
+    faster = copy.deepcopy(usual)
+    speed_up(faster[0])
+    assert speed_up_head(faster[1])
+    asked: list[nn.Module] = []
+    for norm in faster.modules():
+        if isinstance(norm, PastNorm):
+            norm.register_forward_hook(lambda norm, *_: asked.append(norm))
+    tolerance: dict[str, Any] = {"rtol": 0.1, "atol": 0.1} if half else {"rtol": 1e-3, "atol": 1e-4}
+    for _ in range(2):
+        images = torch.randn(6, 3, 8, 8, device=DEVICE)
+        with torch.no_grad(), torch.autocast(DEVICE.type, torch.bfloat16, enabled=half):
+            torch.testing.assert_close(faster(images), usual(images), **tolerance)
+    assert not asked, "each went the faster way"
+    for (name, moved), as_usual in zip(faster.state_dict().items(), usual.state_dict().values(), strict=True):
+        torch.testing.assert_close(moved, as_usual, **tolerance, msg=name)
 
 
 def test_a_head_over_sequences_is_left_alone() -> None:

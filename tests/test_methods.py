@@ -155,6 +155,26 @@ def test_mocov3_with_infonce_is_symmetric_cross_entropy() -> None:
     torch.testing.assert_close(method.pairs(views.first, views.second).loss, total)
 
 
+@pytest.mark.parametrize("name", ["moco", "mocov3"])
+def test_by_the_batches_before_a_key_does_not_depend_on_its_batch(name: str) -> None:
+    keys: dict[str, list[Tensor]] = {}
+    for statistics in ("batch", "past"):
+        method = build(name, fmicl.InfoNCELoss(), statistics=statistics)
+        assert isinstance(method, MoCo | MoCoV3)
+        method.target(batch().first)  # the first batch has none before it
+        views = batch().first
+        others = torch.cat([views[:3], torch.randn(3, 1, 8, 8)])
+        keys[statistics] = [copy.deepcopy(method).target(images)[:3] for images in (views, others)]
+    torch.testing.assert_close(keys["past"][0], keys["past"][1])
+    assert not torch.allclose(keys["batch"][0], keys["batch"][1], atol=1e-2)
+
+
+def test_normalisations_by_the_past_have_the_names_of_the_others() -> None:
+    plain, past = (build("moco", fmicl.InfoNCELoss(), statistics=s) for s in ("batch", "past"))
+    assert {k: v.shape for k, v in plain.state_dict().items()} == {k: v.shape for k, v in past.state_dict().items()}
+    assert not any(p.requires_grad for n, p in past.named_parameters() if n.startswith("target"))
+
+
 def test_queue_wraps_round_and_overwrites_the_oldest() -> None:
     method = build("moco", nn.Identity(), queue=5)
     assert isinstance(method, MoCo)

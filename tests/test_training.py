@@ -148,12 +148,12 @@ def test_accumulated_gradients_make_one_step(tmp_path: Path) -> None:
     assert float(rows[0]["loss"]) == pytest.approx(float(reference[0]["loss"]), rel=1e-5)
 
 
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_two_processes_train_as_one(symmetric: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("symmetric", "statistics"), [(False, "batch"), (True, "past")])
+def test_two_processes_train_as_one(symmetric: bool, statistics: str, tmp_path: Path) -> None:
     """Through Lightning's own launcher; the page is written once, and the weights follow from the seed."""
     command = [sys.executable, "-m", "fmicl.cli", "train", "digits", "--device", "cpu", "--devices", "2"]
     command += ["--method", "moco", "--epochs", "1", "--hidden", "32", "--no-baselines", "--out", str(tmp_path / "run")]
-    command += ["--symmetric"] if symmetric else []
+    command += ["--key-statistics", statistics, *(["--symmetric"] if symmetric else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -42,6 +42,9 @@ class Settings:
     """Which embeddings are pairs, and who is a negative."""
     encoder_momentum: float = 0.99
     """Of the momentum encoder; for mocov3 it rises to 1. MoCo's own 0.999 is for runs of a million steps."""
+    key_statistics: Literal["batch", "past"] = "batch"
+    """By which the momentum encoder normalises: those of the batch, or of the batches before, with which a key doesn't
+    show what batch it is of. By the batch's, moco can learn to tell batches apart instead of samples in long runs."""
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
     symmetric: bool = False
@@ -171,6 +174,7 @@ class Settings:
             "queue": self.method == "moco",
             "symmetric": self.method == "moco",
             "encoder_momentum": self.method != "simclr",
+            "key_statistics": self.method != "simclr",
         }
 
     def without_part(self, default: Self) -> list[str]:

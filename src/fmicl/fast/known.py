@@ -1,8 +1,10 @@
-"""What the faster networks ask before they take over; nothing here needs Triton."""
+"""What the faster networks ask before they take over."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+
+from fmicl.norms import PastNorm
 
 __all__ = ["on_gpu", "plain_norm"]
 
@@ -17,7 +19,9 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def plain_norm(norm: object) -> bool:
-    """Whether `fmicl.fast.norm` knows the module: torch's own batch normalisation, with all that it can hold."""
+    """Whether `fmicl.fast.norm` knows the module: batch normalisation, torch's own or ours, with all it can hold."""
+    if isinstance(norm, PastNorm):
+        return norm.affine
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False  # timm's own, which hold their activation, are subclasses
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)

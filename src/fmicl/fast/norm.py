@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from fmicl.fast import norm_device as device
 from fmicl.kernels.launch import launch
 from fmicl.kernels.triton import processors
+from fmicl.norms import PastNorm
 
 __all__ = ["normalise"]
 
@@ -39,7 +40,8 @@ def normalise(
     fewer pixels.
 
     Args:
-        norm: BatchNorm1d or BatchNorm2d with weight, bias and running statistics, which move as they always do.
+        norm: BatchNorm1d or BatchNorm2d with weight, bias and running statistics, which move as they always do; or a
+            PastNorm, whose mean and variance are those of the batches before, and which has no gradients.
         x: (N, C) or (N, C, H, W), on a CUDA device.
         skip: another of the same shape, the residual; None is none.
         relu: whether negative values become 0.
@@ -56,10 +58,12 @@ def normalise(
     layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     x = x.contiguous(memory_format=layout)
     skip = None if skip is None else skip.contiguous(memory_format=layout)
-    one, two = _Normalise.apply(
-        x, skip, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
-        norm.momentum, norm.eps, relu, every,
-    )  # fmt: skip
+    past = isinstance(norm, PastNorm)
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not past):
+        one, two = _Normalise.apply(
+            x, skip, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,
+            norm.momentum, norm.eps, relu, every, past,
+        )  # fmt: skip
     return one, two
 
 
@@ -78,6 +82,7 @@ class _Normalise(torch.autograd.Function):
         eps: float,
         relu: bool,
         every: int,
+        past: bool,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         c = x.shape[1]
@@ -91,8 +96,10 @@ class _Normalise(torch.autograd.Function):
         h, w = _pixels(x)
         launch(device.moments, (parts, columns))(
             x, partial, _counters(x.device, columns), mean, rstd, running_mean, running_var, batches,
-            m, c, chunk, momentum, eps, BP=_JOINED, **summed,
+            m, c, chunk, momentum, eps, PAST=past, BP=_JOINED, **summed,
         )  # fmt: skip
+        if past:  # not by the program above, whose parts look at it at different times
+            batches.add_(1)
         y = torch.empty_like(x)
         sample = y if every == 1 else torch.empty_like(x[:, :, ::every, ::every], memory_format=torch.channels_last)
         launch(device.apply, (-(-m // _ROWS), columns))(
@@ -111,7 +118,7 @@ class _Normalise(torch.autograd.Function):
         every = ctx.every
         given = [_like(gradient, x) for gradient in gradients if gradient is not None]
         if not given:
-            return (None,) * 11
+            return (None,) * 12
         if gradients[0] is None and every > 1:  # what the kernels expect to come first is whole
             whole = torch.zeros_like(x)
             whole[:, :, ::every, ::every] = given[0]
@@ -143,7 +150,7 @@ class _Normalise(torch.autograd.Function):
             EVERY=every if several and sent is None else 1, **applied,
         )  # fmt: skip
         skip_grad = (one if sent is None else sent) if ctx.residual else None
-        return grad, skip_grad, sums[1], sums[0], None, None, None, None, None, None, None
+        return grad, skip_grad, sums[1], sums[0], *(None,) * 8
 
 
 def _like(gradient: Tensor, x: Tensor) -> Tensor:

@@ -54,9 +54,11 @@ def _last_one(counters, place):
 @triton.jit
 def moments(
     x, partial, counters, mean, rstd, running_mean, running_var, batches, m, c, chunk, momentum, eps,
-    WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
+    PAST: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     """Mean and 1 / sqrt(var + eps) of each column; running statistics move, the batch counts.
+
+    If PAST, those two are of the running statistics before, but for batch 0; whoever asks for it counts the batch.
 
     Each program stores mean and sum of squared deviations of its chunk of rows in partial[:, p, :], and the last one
     joins them (Chan et al., 1979). Sums are taken about the chunk's first row, so that a mean far from 0 takes no
@@ -86,16 +88,17 @@ def moments(
     tl.store(partial + (parts + p) * c + columns, tl.maximum(spread, 0.0), mask=inside)
     if _last_one(counters, tl.program_id(1)):
         _join_moments(
-            partial, mean, rstd, running_mean, running_var, columns, inside, m, c, chunk, parts, momentum, eps, BC, BP
-        )
-        if tl.program_id(1) == 0:
+            partial, mean, rstd, running_mean, running_var, batches, columns, inside, m, c, chunk, parts, momentum, eps,
+            PAST, BC, BP,
+        )  # fmt: skip
+        if not PAST and tl.program_id(1) == 0:
             tl.store(batches, tl.load(batches) + 1)
 
 
 @triton.jit
 def _join_moments(
-    partial, mean, rstd, running_mean, running_var, columns, inside, m, c, chunk, parts, momentum, eps,
-    BC: tl.constexpr, BP: tl.constexpr,
+    partial, mean, rstd, running_mean, running_var, batches, columns, inside, m, c, chunk, parts, momentum, eps,
+    PAST: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
     total = tl.zeros((BP, BC), tl.float32)
     for start in range(0, parts, BP):
@@ -115,12 +118,20 @@ def _join_moments(
         own = tl.load(partial + parts * c + at, mask=there, other=0.0, cache_modifier=".cg")
         spread += tl.where(there, own + weight * off * off, 0.0)
     squares = tl.sum(spread, axis=0)
-    tl.store(mean + columns, centre, mask=inside)
-    tl.store(rstd + columns, 1.0 / tl.sqrt(squares / m + eps), mask=inside)
-    old = tl.load(running_mean + columns, mask=inside, other=0.0)
-    tl.store(running_mean + columns, old + momentum * (centre - old), mask=inside)
-    old = tl.load(running_var + columns, mask=inside, other=0.0)
-    tl.store(running_var + columns, old + momentum * (squares / (m - 1) - old), mask=inside)
+    before = tl.load(running_mean + columns, mask=inside, other=0.0)
+    spread_before = tl.load(running_var + columns, mask=inside, other=0.0)
+    variance = squares / (m - 1)
+    share = momentum
+    if PAST:
+        seen = tl.load(batches)
+        share = tl.maximum(momentum, 1.0 / (seen + 1))
+        tl.store(mean + columns, tl.where(seen == 0, centre, before), mask=inside)
+        tl.store(rstd + columns, 1.0 / tl.sqrt(tl.where(seen == 0, variance, spread_before) + eps), mask=inside)
+    else:
+        tl.store(mean + columns, centre, mask=inside)
+        tl.store(rstd + columns, 1.0 / tl.sqrt(squares / m + eps), mask=inside)
+    tl.store(running_mean + columns, before + share * (centre - before), mask=inside)
+    tl.store(running_var + columns, spread_before + share * (variance - spread_before), mask=inside)
 
 
 @triton.jit(do_not_specialize=["h", "w"])

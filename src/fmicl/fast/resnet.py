@@ -39,6 +39,8 @@ def suits(model: nn.Module) -> bool:
 def speed_up(model: nn.Module) -> None:
     """Give the network the faster forward pass, in place; used in training on a CUDA device, and nowhere else.
 
+    The forward methods of its layers are not called then, and so neither are hooks on them.
+
     Networks of one process take turns: two that train on two streams of a device at once would count into each other.
 
     Raises:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fmicl.fast import Recorded, record, speed_up, speed_up_head, suits
 from fmicl.kernels import triton_runs_on
 from fmicl.models import projection_head
+from fmicl.norms import by_past
 
 if TYPE_CHECKING:
     from fmicl.data import Batch
@@ -285,9 +286,16 @@ class MomentumMethod(Method):
     The average moves once a step, before the batch: target <- m target + (1 - m) online, with
     m = :meth:`momentum` of the step. Gradients never reach it.
 
+    Batch normalisation by the statistics of the batch makes each key know which batch it is of, and so does each query:
+    where negatives are of other batches (MoCo's queue), a network can learn to tell batches apart in place of samples.
+    With ``statistics="past"`` keys are normalised by those of the batches before (:class:`fmicl.norms.PastNorm`), and
+    the key of a sample doesn't depend on the rest of its batch. Cai et al., "Exponential Moving Average Normalization
+    for Self-supervised and Semi-supervised Learning", 2021, take an average of the first encoder's in their place.
+
     Args:
         encoder: as in :class:`Method`, and the others alike.
         momentum: m at the first step.
+        statistics: of batch normalisation in the second encoder, "batch" or "past".
     """
 
     def __init__(
@@ -300,11 +308,14 @@ class MomentumMethod(Method):
         hidden: int = 2048,
         projection: nn.Module | None = None,
         momentum: float = 0.99,
+        statistics: Literal["batch", "past"] = "batch",
     ) -> None:
         super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection)
         self.initial_momentum = momentum
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_projection = copy.deepcopy(self.projection).requires_grad_(False)
+        if statistics == "past":
+            self.target_encoder, self.target_projection = by_past(self.target_encoder), by_past(self.target_projection)
 
     def momentum(self) -> float:
         """The m of the step that comes next."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,12 +51,14 @@ class MoCo(MomentumMethod):
         hidden: int = 2048,
         projection: nn.Module | None = None,
         momentum: float = 0.99,
+        statistics: Literal["batch", "past"] = "batch",
         queue: int = 4096,
         symmetric: bool = False,
     ) -> None:
         super().__init__(
-            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum
-        )
+            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum,
+            statistics=statistics,
+        )  # fmt: skip
         self.symmetric = symmetric
         # Until the queue has been filled once, random directions stand in for keys, as in MoCo.
         self.register_buffer("queue", F.normalize(torch.randn(queue, dim), dim=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -41,10 +42,12 @@ class MoCoV3(MomentumMethod):
         hidden: int = 2048,
         projection: nn.Module | None = None,
         momentum: float = 0.99,
+        statistics: Literal["batch", "past"] = "batch",
     ) -> None:
         super().__init__(
-            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum
-        )
+            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum,
+            statistics=statistics,
+        )  # fmt: skip
         self.predictor = predictor(dim, hidden)
 
     def momentum(self) -> float:

@@ -1,0 +1,111 @@
+"""Batch normalisation by the batches before, against its formula and torch's own."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fmicl.models import build_encoder
+from fmicl.norms import PastNorm, by_past
+
+
+@given(shape=st.sampled_from([(5, 3), (2, 3, 4), (4, 3, 2, 5)]), batches=st.integers(1, 15), seed=st.integers(0, 99))
+def test_the_formula(shape: tuple[int, ...], batches: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    plain = nn.BatchNorm2d(3) if len(shape) == 4 else nn.BatchNorm1d(3)
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    norm, means, variances = PastNorm(plain), [], []
+    for t in range(batches):
+        x = torch.randn(shape, generator=generator) * (t + 1) + t
+        rows = x.movedim(1, -1).reshape(-1, 3).double()
+        mean, variance = rows.mean(0), rows.var(0)
+        if t == 0:
+            running = (mean, variance)
+        assert norm.weight is not None
+        assert norm.bias is not None
+        expected = (rows - running[0]) / (running[1] + 1e-5).sqrt() * norm.weight + norm.bias
+        torch.testing.assert_close(norm(x).movedim(1, -1).reshape(-1, 3).double(), expected, rtol=1e-4, atol=1e-4)
+        means.append(mean)
+        variances.append(variance)
+        share = max(0.1, 1 / (t + 1))
+        running = (running[0] + share * (mean - running[0]), running[1] + share * (variance - running[1]))
+        if t < 10:  # until then it is the mean of all
+            torch.testing.assert_close(running[0], torch.stack(means).mean(0))
+            torch.testing.assert_close(running[1], torch.stack(variances).mean(0))
+        torch.testing.assert_close(norm.running_mean.double(), running[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(norm.running_var.double(), running[1], rtol=1e-4, atol=1e-4)
+    assert int(norm.num_batches_tracked) == batches
+
+
+def test_in_evaluation_it_is_torchs_own_and_nothing_moves() -> None:
+    plain = nn.BatchNorm1d(4).eval()
+    plain.running_mean, plain.running_var = torch.randn(4), torch.rand(4) + 0.1
+    norm, x = PastNorm(copy.deepcopy(plain)), torch.randn(3, 4)
+    assert torch.equal(norm(x), plain(x))
+    assert torch.equal(norm(x[:1]), plain(x[:1])), "one row has no variance, and needs none"
+    torch.testing.assert_close(norm.state_dict(), plain.state_dict())
+
+
+def test_one_row_has_no_variance() -> None:
+    with pytest.raises(ValueError, match=r"more than one value of a channel, got shape \(1, 4\)"):
+        PastNorm(nn.BatchNorm1d(4))(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4, track_running_stats=False), nn.BatchNorm1d(4, momentum=None)])
+def test_what_has_no_running_statistics_is_refused(norm: nn.BatchNorm1d) -> None:
+    with pytest.raises(ValueError, match="without running statistics"):
+        PastNorm(norm)
+
+
+def test_every_normalisation_of_a_network_is_replaced() -> None:
+    network = by_past(build_encoder("resnet18", size=32))
+    assert not [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+    assert len([m for m in network.modules() if isinstance(m, PastNorm)]) == 20
+
+
+def test_normalisations_that_do_more_are_refused() -> None:
+    """timm's, which hold their activation."""
+    with pytest.raises(ValueError, match=r"not for BatchNormAct2d: take those of the batch"):
+        by_past(build_encoder("efficientnet_b0", size=32))
+
+
+def test_two_processes_have_the_statistics_of_one(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(
+        textwrap.dedent("""
+        import sys, torch
+        from torch import nn, distributed
+        from fmicl.norms import PastNorm
+
+        rank, folder = int(sys.argv[1]), sys.argv[2]
+        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+        norm = PastNorm(nn.BatchNorm1d(3))
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            x = torch.randn(10, 3, generator=generator) * 2 + torch.arange(10)[:, None]
+            norm(x[5 * rank : 5 * rank + 5])
+        torch.save(norm.state_dict(), f"{folder}/norm{rank}.pt")
+        distributed.destroy_process_group()
+        """)
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(script)]
+    runs = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment) for rank in range(2)]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    one, generator = PastNorm(nn.BatchNorm1d(3)), torch.Generator().manual_seed(0)
+    for _ in range(3):
+        one(torch.randn(10, 3, generator=generator) * 2 + torch.arange(10)[:, None])
+    for rank in range(2):
+        seen = torch.load(tmp_path / f"norm{rank}.pt", weights_only=True)
+        torch.testing.assert_close(seen, dict(one.state_dict()))

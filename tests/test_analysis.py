@@ -167,6 +167,13 @@ def test_measurements_do_not_hear_of_autocast_or_tf32() -> None:
     assert plain[1] == mixed[1]
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e20, 1e30])
+def test_lengths_do_not_count(scale: float) -> None:
+    x, y = torch.randn(2, 20, 5)
+    assert alignment(scale * x, y) == pytest.approx(alignment(x, y), rel=1e-5)
+    assert uniformity(scale * x) == pytest.approx(uniformity(x), rel=1e-5)
+
+
 def test_a_row_of_zeros_has_similarity_zero() -> None:
     found = nearest_neighbours(torch.eye(3), torch.zeros(1, 3), 3)
     assert found.similarities.tolist() == [[0.0, 0.0, 0.0]]

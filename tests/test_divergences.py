@@ -209,6 +209,23 @@ def test_finite_and_right_for_r_up_to_80_in_float32(name: str, autocast: torch.d
             torch.testing.assert_close(seen[fits].double(), exact[fits], rtol=5e-5, atol=3e-7)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_derivatives_keep_their_digits_where_they_are_small(name: str) -> None:
+    """An optimiser such as Adam divides by them: it is the relative error that counts."""
+    kind = fmicl.divergence(name)
+    r = torch.linspace(-40, 40, 801, requires_grad=True)
+    u = r.detach().double().exp()
+    curved = kind.penalty_slope(r.detach().double())  # u^2 f''(u), and u f''(u) is the slope of the score
+    (score,), (penalty,) = (torch.autograd.grad(f(r).sum(), r) for f in (kind.score, kind.penalty))
+    for seen, exact in (
+        (score, curved / u),
+        (penalty, curved),
+        (kind.penalty_and_slope(r.detach().clone())[1], curved),
+    ):
+        fits = (exact.abs() < torch.finfo(torch.float32).max) & (exact.abs() > torch.finfo(torch.float32).tiny)
+        torch.testing.assert_close(seen.double()[fits], exact[fits], rtol=3e-5, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_widened(dtype: torch.dtype) -> None:
     r = torch.tensor([-20.0, 0.0, 20.0], dtype=dtype, requires_grad=True)

@@ -114,6 +114,30 @@ def test_zeros_with_a_divergence_of_ones_own() -> None:
     assert float(f_mutual_information(diagonal, mine)) == pytest.approx(math.log(2))
 
 
+@pytest.mark.parametrize("name", ["kl", "js", "squared_hellinger", "pearson", "tsallis", "vlc"])
+def test_zeros_leave_the_gradient_of_the_other_cells(name: str) -> None:
+    table = torch.tensor([[0.5, 0.0], [0.1, 0.4]], dtype=F64, requires_grad=True)
+    (seen,) = torch.autograd.grad(f_mutual_information(table, name), table)
+    near = torch.tensor([[0.5, 1e-13], [0.1, 0.4]], dtype=F64, requires_grad=True)
+    (true,) = torch.autograd.grad(f_mutual_information(near, name), near)
+    filled = table > 0
+    torch.testing.assert_close(seen[filled], true[filled], rtol=1e-5, atol=1e-5)
+    assert bool(seen.isfinite().all())
+    if name in ("pearson", "tsallis", "vlc"):  # whose f'(0) is finite
+        torch.testing.assert_close(seen, true, rtol=1e-5, atol=1e-5)
+
+
+def test_scores_of_any_real_type() -> None:
+    scores = torch.linspace(99, 100.3, 50)
+    half = scores.bfloat16()
+    zero = torch.zeros(1)
+    torch.testing.assert_close(variational_bound("kl", half, zero), variational_bound("kl", half.float(), zero))
+    whole = torch.tensor([1, 2])
+    torch.testing.assert_close(
+        variational_bound("kl", whole, whole), variational_bound("kl", whole.float(), whole.float())
+    )
+
+
 def test_a_score_above_the_domain_makes_the_bound_useless_not_nan() -> None:
     scores = torch.tensor([0.0, 2.0], dtype=F64)
     assert float(variational_bound("js", scores, scores)) == -math.inf
@@ -129,6 +153,14 @@ def test_a_score_above_the_domain_makes_the_bound_useless_not_nan() -> None:
         (
             lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), joint_weights=torch.ones(3)),
             r"joint_weights must have its scores' shape \(2,\), got \(3,\)",
+        ),
+        (
+            lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), joint_weights=torch.tensor([-1.0, 2.0])),
+            r"joint_weights must be probabilities, .* got a least of -1 and a sum of 1",
+        ),
+        (
+            lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), independent_weights=torch.zeros(1)),
+            r"independent_weights must be probabilities, .* and a sum of 0",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 import fmicl
 from fmicl import functional
@@ -261,3 +261,14 @@ class TestConnections:
         right = fmicl.FMICLLoss(kind, alpha=alpha, mu=1.0, negatives=negatives)  # type: ignore[arg-type]
         constant = alpha * kind.f(torch.tensor(1 / alpha, dtype=F64))
         torch.testing.assert_close(left(x, y, explicit), right(x, y, explicit) + constant, rtol=1e-9, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [fmicl.FMICLLoss("kl"), fmicl.FMICLLoss("vlc"), fmicl.InfoNCELoss()], ids=str)
+def test_several_gradients_at_once(loss: nn.Module) -> None:
+    """What one pass changes in place, the others would miss."""
+    x, y = (v.requires_grad_() for v in batch(6, 3))
+    (one,) = torch.autograd.grad(loss(x, y), x)
+    for keep in (True, False):
+        value = loss(x, y) * torch.ones(3, dtype=F64)
+        (seen,) = torch.autograd.grad(value, x, torch.eye(3, dtype=F64), is_grads_batched=True, retain_graph=keep)
+        torch.testing.assert_close(seen, one.expand(3, -1, -1))

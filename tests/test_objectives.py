@@ -36,6 +36,9 @@ def test_advice_names_what_the_objective_has() -> None:
     assert "--temperature" in objectives.collapse_advice(digits(objective="infonce"), 64)
     assert "--uniformity-weight" in objectives.collapse_advice(digits(objective="align_uniform"), 64)
     assert "--mu" in objectives.collapse_advice(digits(objective="spectral"), 64)
+    for method in ("simclr", "moco"):  # a constant there
+        assert "--alpha" not in objectives.collapse_advice(digits(shift="optimal", method=method), 64)
+    assert "--alpha" in objectives.collapse_advice(digits(shift="optimal", divergence="js"), 64)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import math
 import socket
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
+from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import fmicl
@@ -157,6 +159,29 @@ def check_refusals(rank: int, world: int, port: int) -> None:
                 value = loss(x, torch.randn(4, 3))
                 with pytest.raises(RuntimeError, match="2 processes can't be differentiated twice"):
                     torch.autograd.grad(value, x, create_graph=True)
+
+
+def check_numbers(rank: int, world: int, port: int) -> None:
+    with process_group(rank, world, port):
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(2, 8, 4, generator=generator, dtype=F64)
+        queues = [torch.randn(number, 4, generator=generator, dtype=F64) for number in (3, 30)]
+        mine = slice(4 * rank, 4 * rank + 4)
+        for gamma in (1.0, 25.0, 400.0):  # terms underflow for the larger ones, in one of the types or in both
+            loss = fmicl.FMICLLoss("kl", gamma=gamma, shift="optimal")
+            means = [
+                (2 * gamma * F.normalize(x[4 * r : 4 * r + 4]) @ F.normalize(queues[r]).T).logsumexp(dim=1)
+                - math.log(len(queues[r]))
+                for r in range(2)
+            ]
+            expected = math.log(40.0) + 1 - 2 * gamma + torch.cat(means).logsumexp(dim=0) - math.log(8)
+            for dtype in (F64, torch.float32):
+                terms = loss.terms(x[mine].to(dtype), y[mine].to(dtype), negatives=queues[rank].to(dtype))
+                torch.testing.assert_close(terms[1].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_explicit_negatives_in_different_numbers() -> None:
+    spawn(check_numbers, 2, 2, free_port())
 
 
 def test_refused_on_all_processes_alike() -> None:

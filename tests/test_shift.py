@@ -53,6 +53,32 @@ def test_closed_form_and_solve_agree_for_kl() -> None:
         torch.testing.assert_close(fmicl.FMICLLoss(solved, similarity=similarity, shift="optimal")(x, y), closed)
 
 
+@pytest.mark.parametrize("gamma", [1.0, 2.0, 20.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_finite_in_float32_where_it_is_in_float64(name: str, alpha: float, gamma: float) -> None:
+    """Just below the optimum a pair may lie above the domain of f*: v is taken from the other side."""
+    x, y = (torch.randn(64, 16, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    loss = fmicl.FMICLLoss(name, alpha=alpha, gamma=gamma, shift="optimal")
+    true = loss(x.double(), y.double())
+    if abs(float(true)) > torch.finfo(torch.float32).max:
+        pytest.skip("the loss itself is no float32")
+    x.requires_grad_()
+    seen = loss(x, y)
+    assert bool(true.isfinite())
+    torch.testing.assert_close(seen.double(), true, rtol=1e-3, atol=1e-3)
+    seen.backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
+
+
+def test_within_transforms_it_goes_with_kl_alone() -> None:
+    x, y = batch()
+    torch.func.grad(lambda x: fmicl.FMICLLoss("kl", shift="optimal")(x, y))(x)
+    with pytest.raises(ValueError, match=r"through torch\.func with kl alone, got js"):
+        torch.func.grad(lambda x: fmicl.FMICLLoss("js", shift="optimal")(x, y))(x)
+
+
 def test_never_below_the_unshifted_bound() -> None:
     x, y = batch()
     for name in NAMES:

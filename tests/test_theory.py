@@ -161,6 +161,21 @@ def test_estimation_error(name: str) -> None:
     r_f = float(cost.max() - cost.min())
     expected = (r_t + 2 * r_f) * math.sqrt(math.log(6 / delta) / (2 * (n - 1)))
     assert theory.estimation_error(name, n, delta, gamma, mu) == pytest.approx(expected, rel=1e-6)
+    weighted = (r_t + 2 * 7 * r_f) * math.sqrt(math.log(6 / delta) / (2 * (n - 1)))
+    assert theory.estimation_error(name, n, delta, gamma, mu, alpha=7.0) == pytest.approx(weighted, rel=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 40.0])
+def test_the_objective_on_samples_lies_within_the_estimation_error(alpha: float) -> None:
+    """Embeddings at two opposite points, each pair at one of them: the expectation is known."""
+    n, generator = 512, torch.Generator().manual_seed(0)
+    signs = 2.0 * torch.randint(2, (200, n), generator=generator, dtype=F64) - 1
+    same = (signs.sum(dim=1).square() - n) / (n * (n - 1))  # mean of s_i s_j over i != j
+    near, far = 1.0, math.exp(-4)
+    negative = near * (1 + same) / 2 + far * (1 - same) / 2
+    expected = (near + far) / 2
+    error = theory.estimation_error("kl", n, 0.05, alpha=alpha)
+    assert float((alpha * (negative - expected)).abs().max()) <= error
 
 
 @pytest.mark.parametrize(
@@ -170,6 +185,7 @@ def test_estimation_error(name: str) -> None:
         (lambda: theory.simplex(5, 3), "d >= 4, got d=3"),
         (lambda: theory.estimation_error("kl", 1, 0.1), "n=1"),
         (lambda: theory.estimation_error("kl", 10, 1.5), r"delta=1\.5"),
+        (lambda: theory.estimation_error("kl", 10, 0.1, alpha=-1.0), r"alpha=-1\.0"),
         (lambda: theory.uniformity("kl", gamma=-1.0), r"gamma=-1\.0"),
         (lambda: theory.uniformity("nope"), "unknown divergence"),
         (lambda: theory.push("kl", alpha=0.0), r"alpha=0\.0"),

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fmicl.numerics import exact_matmul
+from fmicl.numerics import exact_matmul, normalise
 
 __all__ = [
     "Neighbours",
@@ -73,7 +72,7 @@ def matrix(x: Tensor, name: str) -> Tensor:
 
 def unit_rows(x: Tensor, name: str) -> Tensor:
     """`matrix`, with rows scaled to unit length; a row of zeros stays zero (similarity 0 to everything)."""
-    return functional.normalize(matrix(x, name), dim=1)
+    return normalise(matrix(x, name))
 
 
 def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fmicl import analysis
 from fmicl.files import write_whole
 from fmicl.methods import Method
+from fmicl.numerics import normalise
 from fmicl.runs import Run
 
 COLUMNS = (
@@ -264,7 +264,7 @@ class Recorder(Callback):
 
         def measure() -> dict[str, float | None]:
             mean, first, second, *terms = (copy.wait() for copy in copies)
-            x, y = F.normalize(first.float(), dim=1), F.normalize(second.float(), dim=1)
+            x, y = normalise(first.float()), normalise(second.float())
             summands = terms[0].tolist() if terms else (None, None)
             values = (
                 epoch, step, float(mean), float(analysis.alignment(x, y)), float(analysis.uniformity(x)),

@@ -7,11 +7,14 @@ with equality at s = f'(u), u the density ratio.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
+from fmicl.divergences.base import real
 
 __all__ = ["f_mutual_information", "variational_bound"]
 
@@ -24,7 +27,8 @@ def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
         divergence: a name or a `Divergence`.
 
     Returns:
-        I_f(X; Y), a scalar; 0 for independent variables, and infinite where f(0) is and p(x, y) = 0 < p(x) p(y).
+        I_f(X; Y), a scalar; 0 for independent variables, and infinite where f(0) is and p(x, y) = 0 < p(x) p(y). Its
+        gradient leaves cells at 0 where f'(0) is infinite.
 
     Example:
         >>> import torch
@@ -36,7 +40,7 @@ def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
         raise ValueError(
             f"joint must be a two-dimensional table of probabilities, got {tuple(joint.shape)} of {joint.dtype}"
         )
-    total = float(joint.sum())
+    total = float(joint.detach().sum())
     if not bool((joint >= 0).all()) or not abs(total - 1) <= 1e-4:
         raise ValueError(
             f"joint must hold probabilities: smallest {float(joint.min()):g}, sum {total:g}; divide counts by their sum"
@@ -44,8 +48,13 @@ def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
     independent = joint.sum(dim=1, keepdim=True) * joint.sum(dim=0, keepdim=True)
     possible = independent > 0
     # a row or column without mass contributes nothing; its ratio 0 / 0 must not reach f
-    ratio = torch.where(possible, joint, 1.0) / torch.where(possible, independent, 1.0)
-    return torch.where(possible, independent * divergence.f(ratio), 0.0).sum()
+    filled = possible & (joint > 0)
+    ratio = torch.where(filled, joint, 1.0) / torch.where(filled, independent, 1.0)
+    # f at 0 as a number: its slope there may be infinite, and would make NaN of every cell of its row and column
+    zero = joint.new_zeros(())
+    at_zero, slope = divergence.f(zero), divergence.derivative(zero)
+    empty = independent * at_zero + (joint * slope if bool(slope.isfinite()) else 0.0)
+    return torch.where(filled, independent * divergence.f(ratio), torch.where(possible, empty, 0.0)).sum()
 
 
 def variational_bound(
@@ -78,7 +87,7 @@ def variational_bound(
         True
     """
     divergence = make_divergence(divergence)
-    return _expectation("joint_weights", joint_scores, joint_weights) - _expectation(
+    return _expectation("joint_weights", real(joint_scores), joint_weights) - _expectation(
         "independent_weights", divergence.conjugate(independent_scores), independent_weights
     )
 
@@ -90,5 +99,10 @@ def _expectation(name: str, values: Tensor, weights: Tensor | None) -> Tensor:
         return values.mean()
     if weights.shape != values.shape:
         raise ValueError(f"{name} must have its scores' shape {tuple(values.shape)}, got {tuple(weights.shape)}")
+    if not (bool((weights >= 0).all()) and 0 < float(weights.sum()) < math.inf):
+        raise ValueError(
+            f"{name} must be probabilities, or in proportion to them: not negative, and not all 0; "
+            f"got a least of {float(weights.min()):g} and a sum of {float(weights.sum()):g}"
+        )
     # a value that has no weight doesn't count, even an infinite one
     return torch.where(weights > 0, values * weights, 0.0).sum() / weights.sum()

@@ -28,7 +28,7 @@ from fmicl.checks import Negatives, require_positive, require_power, require_shi
 from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.kernels import Square
-from fmicl.numerics import normalise
+from fmicl.numerics import in_transforms, normalise
 from fmicl.pairs import Options, Pairs
 from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
 from fmicl.similarities import Cosine, Critic, Gaussian, Similarity
@@ -83,8 +83,9 @@ def fmicl_loss(
         L = -\Big( \frac{1}{N} \sum_i f'(u(x_i, y_i)) - \alpha\, \mathrm{mean}_{neg}\, f^*(f'(u)) \Big), \quad
         u(x, y) = \mu\, e^{-\gamma |x - y|^2}
 
-    KL with `shift="optimal"` is alignment and uniformity (`align_uniform_loss`), and never above InfoNCE as an
-    objective; Pearson is the spectral loss with a Gaussian in place of the inner product.
+    KL with `shift="optimal"` is alignment and uniformity (`align_uniform_loss`), alpha being but a constant, and as an
+    objective never above InfoNCE with `decoupled=True` plus the log of its number of negatives; Pearson is the spectral
+    loss with a Gaussian in place of the inner product.
 
     Args:
         x: embeddings of the first view, (N, d).
@@ -186,6 +187,11 @@ def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["o
         # v* = log(alpha E[e^(T-1)]), at which alpha E[f*(T - v*)] = 1
         constant = critic.offset - (1.0 if critic.free else 0.0)
         return Terms(alignment, math.log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale))
+    if in_transforms():
+        raise ValueError(
+            f"shift='optimal' goes through torch.func with {KL.name} alone, got {critic.divergence.name}: its v is "
+            "found by looking at numbers. torch.autograd will do for a first derivative"
+        )
     v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)
     uniformity = v + alpha * pairs.mean(ShiftedCritic(critic, v))
     why = f"the gradient of shift='optimal' holds v fixed; only {KL.name} has it in closed form"

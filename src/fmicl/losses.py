@@ -31,7 +31,8 @@ class FMICLLoss(nn.Module):
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
         alpha: weight of the negative term; 40 for images and 409600 for text in the paper. Explicit negatives
-            without a gradient, such as a queue, take less (`fmicl.theory.push`).
+            without a gradient, such as a queue, take less (`fmicl.theory.push`). For KL with the optimal shift it is
+            a constant of the loss, without a part in its gradient.
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
         similarity: "gaussian", "cosine", or a `Similarity`.
@@ -107,8 +108,9 @@ class FMICLLoss(nn.Module):
 class InfoNCELoss(nn.Module):
     """InfoNCE: SimCLR's NT-Xent by default, MoCo's with explicit negatives. See `functional.infonce_loss`.
 
-    Related: `FMICLLoss("kl", shift="optimal")` moves the mean over anchors into the logarithm and is never above it
-    as an objective; `FMICLLoss("kl")` drops the logarithm.
+    Related: `FMICLLoss("kl", shift="optimal")` moves the mean over anchors into the logarithm and, as an objective, is
+    never above this one with `decoupled=True` plus the log of the number of negatives; `FMICLLoss("kl")` drops the
+    logarithm.
 
     Args:
         temperature: SimCLR takes 0.5 on CIFAR-10, MoCo 0.07, SimCSE 0.05.

@@ -148,7 +148,8 @@ def collapse_advice(recipe: Settings, dim: int) -> str:
         return f"{word} --uniformity-weight, or lower --learning-rate."
     if recipe.objective == "spectral":
         return "Change --mu, or lower --learning-rate."
-    return f"{certificate(recipe, dim)}{word} --alpha, lower --learning-rate, or take another divergence."
+    weight = f"{word} --alpha, lower" if recipe.parts()["alpha"] else "Change --gamma, lower"
+    return f"{certificate(recipe, dim)}{weight} --learning-rate, or take another divergence."
 
 
 def _mu(recipe: Settings, dim: int) -> float | None:

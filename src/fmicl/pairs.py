@@ -15,7 +15,7 @@ from fmicl import kernels
 from fmicl.checks import Negatives, require_mode
 from fmicl.divergences import KL
 from fmicl.kernels import Kernel, PairFunction, Precision, World
-from fmicl.numerics import normalise
+from fmicl.numerics import in_transforms, normalise
 from fmicl.similarities import Critic
 
 __all__ = ["Options", "Pairs", "check_options", "options_words"]
@@ -29,7 +29,8 @@ class Options(TypedDict, total=False):
     """How an objective is computed; the same for each of them."""
 
     normalised: bool
-    """True if the embeddings have unit length already (default False: they are normalised here)."""
+    """True if the embeddings have unit length already (default False: they are normalised here). It is taken at its
+    word: of rows of another length a loss makes wrong numbers."""
     kernel: Kernel
     """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
     precision: Precision
@@ -214,15 +215,20 @@ class Pairs:
         return kernels.all_sum(self.mean(function), self.world) / self.world.size
 
     def log_mean_exp(self, scale: float) -> Tensor:
-        """log mean exp(scale * c) over all negatives of all processes, the same on each."""
+        """log mean exp(scale * c) over all negatives of all processes, the same on each.
+
+        Each row counts alike, also where processes have explicit negatives in different numbers.
+        """
         if 2 * scale <= _EXPONENT_RANGE[self.dtype]:
             # no term underflows: one pass gives value and gradient
             return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
+        share = -math.log(self.count())  # of the rows of this process
         totals = [
-            math.log(block.weight) + kernels.all_logsumexp(self._rows(block, scale).logsumexp(dim=0), self.world)
+            math.log(block.weight)
+            + kernels.all_logsumexp(self._rows(block, scale).logsumexp(dim=0) + share, self.world)
             for block in self.blocks
         ]
-        return torch.stack(totals).logsumexp(dim=0) - math.log(self.count())
+        return torch.stack(totals).logsumexp(dim=0)
 
     def row_logsumexp(self, scale: float) -> Tensor:
         """log sum_j exp(scale * c_ij) of each row over its negatives: (N,), or x_0 y_0 x_1 ..., (2 N,), for "both"."""
@@ -282,7 +288,7 @@ def _within_transforms(kernel: Kernel, world: World) -> Kernel:
     Raises:
         ValueError: another kernel was asked for, or several processes share the batch.
     """
-    if not torch._C._are_functorch_transforms_active():  # torch has no public name for it
+    if not in_transforms():
         return kernel
     if kernel not in ("auto", "reference"):
         raise ValueError(f"torch.func goes through kernel='auto' or 'reference' only, got kernel={kernel!r}")

@@ -162,7 +162,7 @@ class Settings:
         return {
             "divergence": fmicl,
             "order": fmicl and self.divergence == "tsallis",
-            "alpha": fmicl,
+            "alpha": fmicl and not (self.divergence == "kl" and self.shift == "optimal"),  # then it is a constant
             "gamma": fmicl,
             "mu": fmicl or self.objective == "spectral",
             "similarity": fmicl,

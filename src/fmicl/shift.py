@@ -121,7 +121,7 @@ def optimal_shift(
                 low, at_low = middle, at_middle
             else:
                 high, at_high = middle, at_middle
-    return low + (high - low) / 2
+    return high  # where f* is finite for every pair; at the lower end one may lie above its domain
 
 
 class _DifferentiableOnce(torch.autograd.Function):

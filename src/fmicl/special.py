@@ -1,4 +1,4 @@
-"""Two special functions that torch lacks, each written so that nothing overflows or cancels."""
+"""Functions that torch lacks, or has with a poorer derivative, written so that nothing overflows or cancels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["log_hyp0f1", "log_lambert_w"]
+__all__ = ["expm1", "log_hyp0f1", "log_lambert_w"]
+
+
+def expm1(x: Tensor) -> Tensor:
+    """e^x - 1, with e^x as its derivative: torch has expm1(x) + 1, of which nothing is left where x is very negative.
+
+    Example:
+        >>> x = torch.tensor(-20.0, requires_grad=True)
+        >>> expm1(x).backward()
+        >>> bool(x.grad == x.detach().exp()), bool(x.grad == x.detach().expm1() + 1)
+        (True, False)
+    """
+    return torch.where(x < -1, torch.exp(x.clamp(max=0.0)) - 1, torch.expm1(x))
 
 
 class _LogLambertW(torch.autograd.Function):

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Divergence", "Weighted"]
+__all__ = ["Divergence", "Weighted", "real"]
 
 
-def _real(value: Tensor | float) -> Tensor:
+def real(value: Tensor | float) -> Tensor:
     """A real tensor, half precision widened to float32: e^r spans far more than half types hold."""
     tensor = torch.as_tensor(value)
     if tensor.is_complex():
@@ -30,7 +30,8 @@ class Divergence(ABC):
     float32, as autocast does for exp and log. Every method is differentiable.
 
     A subclass of a known one may redefine its penalty (`_penalty`); it is then computed as a divergence of one's own
-    is, and never by a shortcut of the known one.
+    is, and never by a shortcut of the known one. Where f* itself is asked for (the cosine similarity, the optimal
+    shift), it must redefine `_conjugate` and `_conjugate_derivative` too.
 
     Attributes:
         name: as in `divergence(name)`.
@@ -52,9 +53,19 @@ class Divergence(ABC):
     closed_form: bool
 
     def __init_subclass__(cls) -> None:
-        """A penalty that a subclass redefines has its own slope: by automatic differentiation, unless it is given."""
+        """What follows from a penalty that a subclass redefines is its own too: derived, unless it is given."""
         super().__init_subclass__()
         own = vars(cls).keys()
+        known = any(base.__dict__.get("closed_form") is True for base in cls.__mro__[1:])
+        if known and own & {"_penalty", "penalty"}:
+            if not own & {"closed_form"}:
+                cls.closed_form = False
+            if not own & {"_relative_curvature", "relative_curvature"}:
+                cls._relative_curvature = Divergence._derived_curvature  # type: ignore[method-assign]
+            if not own & {"_conjugate", "conjugate"}:
+                cls._conjugate = Divergence._unknown  # type: ignore[method-assign]
+            if not own & {"_conjugate_derivative", "conjugate_derivative"}:
+                cls._conjugate_derivative = Divergence._unknown  # type: ignore[method-assign]
         if own & {"_penalty", "penalty"} and not own & {"_penalty_slope", "penalty_slope"}:
             cls._penalty_slope = Divergence._derived_slope  # type: ignore[method-assign]
         if own & {"_penalty", "penalty", "_penalty_slope", "penalty_slope"} and "_penalty_and_slope" not in own:
@@ -62,13 +73,13 @@ class Divergence(ABC):
 
     def f(self, u: Tensor | float) -> Tensor:
         """The generator f(u); +inf for u < 0, where a density ratio can't be."""
-        u = _real(u)
+        u = real(u)
         outside = u < 0
         return torch.where(outside, math.inf, self._f(torch.where(outside, 1.0, u)))
 
     def derivative(self, u: Tensor | float) -> Tensor:
         """f'(u) for u > 0."""
-        return self._derivative(_real(u))
+        return self._derivative(real(u))
 
     def conjugate(self, t: Tensor | float) -> Tensor:
         """f*(t) = sup_{u >= 0} (t u - f(u)); +inf above the domain, never NaN."""
@@ -82,23 +93,23 @@ class Divergence(ABC):
 
     def score(self, r: Tensor | float) -> Tensor:
         """f'(e^r): what a positive pair with log density ratio r earns."""
-        return self._score(_real(r))
+        return self._score(real(r))
 
     def penalty(self, r: Tensor | float) -> Tensor:
         """f*(f'(e^r)): what a negative pair with log density ratio r costs."""
-        return self._penalty(_real(r))
+        return self._penalty(real(r))
 
     def penalty_slope(self, r: Tensor | float) -> Tensor:
         """d penalty / dr = u^2 f''(u) >= 0 at u = e^r."""
-        return self._penalty_slope(_real(r))
+        return self._penalty_slope(real(r))
 
     def relative_curvature(self, r: Tensor | float) -> Tensor:
         """penalty''(r) / penalty'(r): its sign is that of the penalty's curvature, long after both have underflown."""
-        return self._relative_curvature(_real(r))
+        return self._relative_curvature(real(r))
 
     def penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         """Both at once, for sums over many pairs. They may be one tensor, and r may be overwritten."""
-        return self._penalty_and_slope(_real(r))
+        return self._penalty_and_slope(real(r))
 
     def activation(self, v: Tensor | float) -> Tensor:
         """Map a free critic value v onto the conjugate's domain, as f-GAN's output activations do.
@@ -106,7 +117,7 @@ class Divergence(ABC):
         The identity where every t is allowed (f'(inf) = inf), and `score` otherwise, whose range is
         the domain. f*(activation(v)) is `activated_penalty(v)`.
         """
-        return _real(v) if self.supremum == math.inf else self.score(v)
+        return real(v) if self.supremum == math.inf else self.score(v)
 
     def activated_penalty(self, v: Tensor | float) -> Tensor:
         """f*(activation(v)), without the detour through t where that loses digits."""
@@ -159,7 +170,7 @@ class Divergence(ABC):
 
     def _into_domain(self, t: Tensor | float) -> tuple[Tensor, Tensor]:
         """T with what lies above the domain, or is infinite, replaced: no NaN may reach a gradient. And where."""
-        t = _real(t)
+        t = real(t)
         outside = t > self.supremum
         largest = torch.finfo(t.dtype).max / 8
         return torch.where(outside, min(self.supremum, 0.0) - 1.0, t).clamp(-largest, largest), outside
@@ -194,6 +205,18 @@ class Divergence(ABC):
     def _derived_slope(self, r: Tensor) -> Tensor:
         slope: Tensor = torch.func.grad(lambda value: self.penalty(value).sum())(r)
         return slope
+
+    def _derived_curvature(self, r: Tensor) -> Tensor:
+        slope = self.penalty_slope(r)
+        curvature: Tensor = torch.func.grad(lambda value: self.penalty_slope(value).sum())(r)
+        return curvature / torch.where(slope == 0, 1.0, slope)
+
+    def _unknown(self, t: Tensor) -> Tensor:  # noqa: ARG002
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name} redefines its penalty, so the conjugate f* of the divergence that it is made of isn't its own; "
+            f"define _conjugate and _conjugate_derivative of {name} as well"
+        )
 
 
 @dataclass(frozen=True)

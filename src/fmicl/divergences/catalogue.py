@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmicl.divergences.base import Divergence
-from fmicl.special import log_lambert_w
+from fmicl.special import expm1, log_lambert_w
 
 __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
 
@@ -149,10 +149,10 @@ class Pearson(Divergence):
         return (t / 2 + 1).clamp(min=0)
 
     def _score(self, r: Tensor) -> Tensor:
-        return 2 * torch.expm1(r)
+        return 2 * expm1(r)
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return torch.expm1(2 * r)
+        return expm1(2 * r)
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 2 * torch.exp(2 * r)
@@ -187,10 +187,10 @@ class SquaredHellinger(Divergence):
         return 1 / (1 - t).square()
 
     def _score(self, r: Tensor) -> Tensor:
-        return -torch.expm1(-r / 2)
+        return -expm1(-r / 2)
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return torch.expm1(r / 2)
+        return expm1(r / 2)
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.exp(r / 2) / 2
@@ -225,10 +225,10 @@ class Neyman(Divergence):
         return torch.rsqrt(1 - t)
 
     def _score(self, r: Tensor) -> Tensor:
-        return -torch.expm1(-2 * r)
+        return -expm1(-2 * r)
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return -2 * torch.expm1(-r)
+        return -2 * expm1(-r)
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 2 * torch.exp(-r)
@@ -349,12 +349,17 @@ class VLC(Divergence):
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
         return 2 * torch.rsqrt(1 - t.clamp(min=-3)) - 1
 
-    # With s = sigmoid(-r) = 1 / (1 + u), 1 - 2s = tanh(r / 2): the factored forms keep all digits near r = 0.
+    # With s = sigmoid(-r) = 1 / (1 + u) and q = 1 - s = sigmoid(r) they are polynomials. The one in s or q, whichever
+    # is small, keeps the derivative's digits far from r = 0; that in 1 - 2 s = tanh(r / 2) the value's near it.
     def _score(self, r: Tensor) -> Tensor:
-        return (torch.tanh(r / 2) * (1 + 2 * torch.sigmoid(-r))).clamp(max=1)  # by no rounding out of the domain
+        s, q = torch.sigmoid(-r), torch.sigmoid(r)
+        near = torch.tanh(r / 2) * (1 + 2 * s)
+        return torch.where(r > 1, 1 - 4 * s.square(), torch.where(r < -1, 4 * q * (2 - q) - 3, near))
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return torch.tanh(r / 2) * (3 - 2 * torch.sigmoid(-r))
+        s, q = torch.sigmoid(-r), torch.sigmoid(r)
+        near = torch.tanh(r / 2) * (1 + 2 * q)
+        return torch.where(r > 1, 3 - 4 * s * (2 - s), torch.where(r < -1, 4 * q.square() - 1, near))
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return 8 * torch.sigmoid(-r) * torch.sigmoid(r).square()
@@ -363,5 +368,6 @@ class VLC(Divergence):
         return 3 * torch.sigmoid(-r) - 1
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        s = r.neg_().sigmoid_()
-        return 3 + s * (4 * s - 8), 8 * s * (1 - s).square_()
+        q = torch.sigmoid(r)
+        s, square = r.neg_().sigmoid_(), q.square_()
+        return 4 * square - 1, s.mul_(8).mul_(square)

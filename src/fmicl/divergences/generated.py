@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ class Generated(Divergence):
     name: str
     supremum: float
     at_zero: float
+    at_supremum: float
+    """f* there, which may be finite: the limit of u f'(u) - f(u)."""
 
     formula = "given as code"
     closed_form = False
@@ -47,7 +50,7 @@ class Generated(Divergence):
                 f"{name}: f is not convex beyond u = {float(u[-1]):g}: its slope falls from {steepest:g} to "
                 f"{supremum:g}"
             )
-        return cls(f, name, supremum, _at_zero(f))
+        return cls(f, name, supremum, _at_zero(f), _at_supremum(f))
 
     def _f(self, u: Tensor) -> Tensor:
         at_zero = u == 0  # where a formula such as u log u has no value of its own, but f has a limit
@@ -58,13 +61,12 @@ class Generated(Divergence):
         return _slope(self.generator, _widest(u)).to(u.dtype)
 
     def _conjugate(self, t: Tensor) -> Tensor:
-        wide, u = _widest(t), self._maximiser(t)
-        # the envelope theorem: u maximises, so its own dependence on t does not enter the gradient
+        wide, u = _widest(t), _Maximiser.apply(t, self)
         value = (wide * u - self.generator(u)).to(t.dtype)
-        return value if self.supremum == math.inf else torch.where(t >= self.supremum, math.inf, value)
+        return value if self.supremum == math.inf else torch.where(t >= self.supremum, self.at_supremum, value)
 
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
-        u = self._maximiser(t).to(t.dtype)
+        u = _Maximiser.apply(t, self).to(t.dtype)
         return u if self.supremum == math.inf else torch.where(t >= self.supremum, math.inf, u)
 
     def _score(self, r: Tensor) -> Tensor:
@@ -95,7 +97,7 @@ class Generated(Divergence):
         return log_u, slopes.cummax(dim=0).values
 
     @torch.no_grad()
-    def _maximiser(self, t: Tensor) -> Tensor:
+    def maximiser(self, t: Tensor) -> Tensor:
         """The u with f'(u) = t, in double precision and as near as t is rounded; the nearest end where there is none.
 
         The table gives an interval around it, in which Newton's steps are taken; one that would leave it, and all where
@@ -124,6 +126,40 @@ class Generated(Divergence):
             inside = (newton >= low) & (newton <= high)
             x = torch.where(done, x, torch.where(inside, newton, (low + high) / 2))
         return torch.exp(x)
+
+
+class _Maximiser(torch.autograd.Function):
+    """The u with f'(u) = t, of which the derivative is 1 / f''(u); it is differentiable in turn."""
+
+    @staticmethod
+    def forward(t: Tensor, divergence: Generated) -> Tensor:
+        return divergence.maximiser(t)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Generated], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+        ctx.generator, ctx.dtype = inputs[1].generator, inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return (grad * _steepness(ctx.generator, *ctx.saved_tensors)).to(ctx.dtype), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        (u,) = ctx.saved_for_forward
+        return tangent.to(u.dtype) * _steepness(ctx.generator, u)
+
+    @staticmethod
+    def vmap(_: Any, in_dims: tuple[int | None, None], t: Tensor, divergence: Generated) -> tuple[Tensor, int | None]:
+        return _Maximiser.apply(t, divergence), in_dims[0]
+
+
+def _steepness(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """1 / f''(u); 0 where u doesn't follow t: at kinks, in straight pieces, and at the ends, beyond which t lies."""
+    curvature = _slope(lambda v: _slope(f, v), u)
+    bends = (curvature > 0) & (u.log().abs() < _BISECTION_LIMIT - 1e-3)
+    return torch.where(bends, 1 / torch.where(bends, curvature, 1.0), 0.0)
 
 
 def _slope_and_curvature(f: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,6 +228,20 @@ def _at_zero(f: Callable[[Tensor], Tensor]) -> float:
     if not math.isnan(exact):
         return float(exact)
     return nearer if abs(nearer - near) <= 1e-9 * (1 + abs(nearer)) else math.inf
+
+
+def _at_supremum(f: Callable[[Tensor], Tensor]) -> float:
+    """f*(f'(inf)), the limit of u f'(u) - f(u); inf where that goes on growing, or f' does.
+
+    It is looked for up to u = e^16: beyond, more digits cancel than the limit is nearer.
+    """
+    u = torch.tensor([_CHECKED - 6, _CHECKED - 3, _CHECKED], dtype=torch.float64).exp()
+    first, second, third = (u * _slope(f, u) - f(u)).tolist()
+    before, last = second - first, third - second
+    if abs(last) <= 1e-8 * (1 + abs(third)):
+        return float(third)
+    share = last / before if before > 0 else math.inf
+    return float(third + last * share / (1 - share)) if 0 <= share < 0.5 else math.inf
 
 
 def _supremum(f: Callable[[Tensor], Tensor]) -> float:

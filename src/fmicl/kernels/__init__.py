@@ -6,7 +6,8 @@ Three implementations of one contract (`fmicl.kernels.contract`) that agree:
     tiled       any device and type, memory bounded by a few tiles, loss and gradient in one pass
     triton      CUDA: tensor cores, float32 accumulation, loss and gradient in one pass
 
-"auto" takes triton on a CUDA device for what it knows, and tiled otherwise.
+"auto" takes triton on a CUDA device for what it knows and is the faster at, and tiled otherwise: for float32 rows of
+more than 128 dimensions, say.
 
 All are deterministic: on one machine the same input gives the same bits of loss and gradient, as nothing is added
 atomically. They run under `torch.use_deterministic_algorithms(True)`; on a GPU torch then wants
@@ -26,6 +27,7 @@ from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differentiably, world_of
 from fmicl.kernels.contract import Backend, PairFunction, Square
 from fmicl.kernels.partners import apart
+from fmicl.numerics import widened
 
 __all__ = [
     "Kernel",
@@ -86,7 +88,7 @@ def pair_sum(
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, function, fast)
     if backend in (None, _TILED):
-        x, other = _wide(x), None if other is None else _wide(other)
+        x, other = widened(x), None if other is None else widened(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
         return reference.pair_sum(x, columns, function, None if skip is None else skip + world.first)
@@ -123,16 +125,11 @@ def row_logsumexp(
         )
     backend = _backend(kernel, x, None, fast)
     if backend in (None, _TILED):
-        x, other = _wide(x), None if other is None else _wide(other)
+        x, other = widened(x), None if other is None else widened(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
         return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first, paired)
     return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """In float32 at least: these kernels compute in the type that they get."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def sphere_suits(x: Tensor, y: Tensor, kernel: Kernel) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fmicl.kernels import reference
 from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
-from fmicl.numerics import exact_matmul
+from fmicl.numerics import exact_matmul, several, widened
 
 __all__ = ["pair_sum", "row_logsumexp", "used_once"]
 
@@ -81,7 +81,7 @@ class _PairSum(torch.autograd.Function):
             require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
             return (*grads, None, None, None, None)
-        if used_once():
+        if used_once(grad):
             ctx.gradients = None  # whoever gets them may keep them: what others hold too would be copied
         scaled = [None if value is None else _scaled(value, grad, dtype) for value, dtype in found]
         return (*scaled, None, None, None, None)
@@ -90,10 +90,6 @@ class _PairSum(torch.autograd.Function):
 def _travelling(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
     """The columns of all processes, as `travel` brings them; no more digits travel than will be used."""
     return travel(columns if world.size == 1 else backend.to_send(columns), world)
-
-
-def _wide(rows: Tensor) -> Tensor:
-    return rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
 
 
 def _over_columns(
@@ -110,7 +106,7 @@ def _over_columns(
     total: Tensor | None = None
     grad: Tensor | None = None
     if world.size > 1:
-        rows = _wide(rows)  # so that the shares of all processes' columns are added in float32
+        rows = widened(rows)  # so that the shares of all processes' columns are added in float32
     for part, first in _travelling(columns, world, backend):
         signed = None if skip is None else (-skip if mirrored else skip)
         value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
@@ -170,7 +166,7 @@ class _RowLogSumExp(torch.autograd.Function):
         def gradient(rows: Tensor, columns: Tensor, as_row: bool, as_column: bool, signed: int | None) -> Tensor:
             total: Tensor | None = None
             if world.size > 1:
-                rows = _wide(rows)
+                rows = widened(rows)
             for part, first in _travelling(columns, world, backend):
                 others = None
                 if as_column:
@@ -201,7 +197,7 @@ def _from_terms(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients in x and other of log-sum-exps whose terms were kept."""
     with exact_matmul(x.device):
-        weight = terms.mul_(factor[:, None]) if used_once() else terms * factor[:, None]
+        weight = terms.mul_(factor[:, None]) if used_once(factor) else terms * factor[:, None]
         if other is None:
             return (weight @ x).addmm_(weight.T, x), None
         return weight @ other if wanted[0] else None, weight.T @ x if wanted[1] else None
@@ -225,14 +221,20 @@ def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
 
     Where the graph is used only this once, in place or in one pass: the gradient may be most of the memory.
     """
-    if not used_once():
+    if not used_once(factor):
         return (value * factor).to(dtype)
     if value.dtype == dtype:
         return value.mul_(factor)
     return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
 
 
-def used_once() -> bool:
-    """Within a backward pass, whether it is the graph's only one: then what it computes may be changed in place."""
+def used_once(gradient: Tensor) -> bool:
+    """Within a backward pass, whether it is the graph's only one: then what it computes may be changed in place.
+
+    Args:
+        gradient: that arrived. Several at once (is_grads_batched, or a vectorised Jacobian) are several passes.
+    """
+    if torch.compiler.is_compiling() or several(gradient):
+        return False
     keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return keeps_graph is not None and not keeps_graph()

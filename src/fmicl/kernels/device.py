@@ -48,14 +48,17 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         e = tl.exp2(z)
         return e + 0.6931471805599453 * z, e + 1
     elif KIND == "vlc":
-        s = reciprocal(1 + tl.exp2(z))
-        return s * (4 * s - 8), 8 * s * (1 - s) * (1 - s)
+        e = tl.exp2(-tl.abs(z))
+        large = reciprocal(1 + e)
+        small = e * large
+        s, q = tl.where(z >= 0, small, large), tl.where(z >= 0, large, small)  # of 1 - s, few digits may be left
+        return s * (4 * s - 8), 8 * s * q * q
     # free critics with an unbounded domain: the conjugate itself
     elif KIND == "free_pearson":
-        t = tl.maximum(z, -2)
+        t = tl.maximum(z, -2, propagate_nan=tl.PropagateNan.ALL)
         return t * (0.25 * t + 1), 0.5 * t + 1
     elif KIND == "free_tsallis":
-        base = tl.maximum(z * ((order - 1) / order), 0)
+        base = tl.maximum(z * ((order - 1) / order), 0, propagate_nan=tl.PropagateNan.ALL)
         root = tl.where(base > 0, tl.exp2(tl.log2(tl.maximum(base, 1e-30)) / (order - 1)), 0.0)
         return base * root, root
     else:

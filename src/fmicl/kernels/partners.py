@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels.autograd import used_once
+from fmicl.numerics import several
 
 __all__ = ["apart"]
 
@@ -60,13 +61,14 @@ class _Apart(torch.autograd.Function):
 
 def _with_slopes(own: Tensor, other: Tensor, sent: Tensor | None, by_distance: Tensor, fused: bool) -> Tensor:
     """What was sent to a view, and the gradient of its distances to the other one."""
-    if torch.is_grad_enabled():  # create_graph=True: it must be differentiable
+    # with create_graph=True it must be differentiable, and of several gradients at once nothing may be changed in place
+    if torch.is_grad_enabled() or several(by_distance):
         slope = (2 * by_distance.unsqueeze(-1) * _between(own, other)).to(own.dtype)
         return slope if sent is None else sent + slope
     if sent is None:
         total = torch.zeros_like(own, memory_format=torch.contiguous_format)
     else:
-        total = sent if used_once() and sent.is_contiguous() else sent.clone(memory_format=torch.contiguous_format)
+        total = sent if used_once(sent) and sent.is_contiguous() else sent.clone(memory_format=torch.contiguous_format)
     if fused:
         from fmicl.kernels import sphere
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fmicl.kernels.columns import gather_rows, world_of
 from fmicl.methods.base import Compared, MomentumMethod, Optimisation
+from fmicl.numerics import normalise
 
 if TYPE_CHECKING:
     from fmicl.data import Batch
@@ -61,7 +61,7 @@ class MoCo(MomentumMethod):
         )  # fmt: skip
         self.symmetric = symmetric
         # Until the queue has been filled once, random directions stand in for keys, as in MoCo.
-        self.register_buffer("queue", F.normalize(torch.randn(queue, dim), dim=1))
+        self.register_buffer("queue", normalise(torch.randn(queue, dim)))
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
         self._keys: list[Tensor] = []
 
@@ -90,7 +90,7 @@ class MoCo(MomentumMethod):
         Raises:
             ValueError: more keys than the queue holds.
         """
-        keys = F.normalize(keys.float(), dim=1)
+        keys = normalise(keys.float())
         keys = gather_rows(keys, world_of(keys))
         if len(keys) > len(self.queue):
             raise ValueError(f"a batch has {len(keys)} keys, but the queue holds {len(self.queue)}: make queue larger")

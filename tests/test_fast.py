@@ -163,6 +163,13 @@ def test_networks_that_differ_are_left_alone(name: str) -> None:
         speed_up(model)
 
 
+def test_checkpoints_within_a_network_are_left_to_it() -> None:
+    model: Any = build_encoder("resnet18", size=32)
+    assert suits(model)
+    model.set_grad_checkpointing()
+    assert not suits(model)
+
+
 def test_convolutions_of_another_kind_are_left_alone() -> None:
     """They may do more than convolve with their weight."""
 

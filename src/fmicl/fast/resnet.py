@@ -27,7 +27,7 @@ def suits(model: nn.Module) -> bool:
 
     if type(model) is not ResNet or not isinstance(model.conv1, nn.Conv2d):
         return False
-    if not (plain_norm(model.bn1) and type(model.act1) is nn.ReLU):
+    if not (plain_norm(model.bn1) and type(model.act1) is nn.ReLU) or model.grad_checkpointing:
         return False
     convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     if any(type(conv) is not nn.Conv2d for conv in convs):

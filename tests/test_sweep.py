@@ -82,6 +82,30 @@ def test_a_sweep_may_grow_but_not_change(tmp_path: Path) -> None:
         Sweep("cifar10", RECIPES["cifar10"].recipe, cells(RECIPES["cifar10"].recipe, {}), folder)
 
 
+def test_runs_of_several_calls_are_averaged_only_where_nothing_but_the_seed_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings with one value are in no run's name, and still make other runs."""
+    folder = tmp_path / "sweep"
+
+    def groups(**values: tuple[Any, ...]) -> dict[str, list[float]]:
+        sweep = Sweep("digits", DIGITS, grid(**values), folder, program=FAKE, machine=frozenset({"workers", "device"}))
+        assert sweep(local()) == 0
+        return {row["group"]: row["k-NN"]["values"] for row in record_of(folder)["summary"]}
+
+    assert groups(epochs=(1,), alpha=(5.0,), seed=(0, 1)) == {"run": [60.0, 61.0]}
+    both = groups(epochs=(3,), alpha=(40.0,), seed=(2, 3))
+    assert both == {"alpha=5.0,epochs=1": [60.0, 61.0], "alpha=40.0,epochs=3": [62.0, 63.0]}
+    assert "alpha=40.0,epochs=3" in capsys.readouterr().out
+    more = groups(epochs=(3,), alpha=(40.0,), seed=(4, 5), workers=(1,))  # which changes no result
+    assert more == {**both, "alpha=40.0,epochs=3": [62.0, 63.0, 64.0, 65.0]}
+    named = groups(divergence=("kl", "tsallis"), epochs=(3,), alpha=(40.0,), seed=(6,))
+    assert named["divergence=kl"] == [62.0, 63.0, 64.0, 65.0, 66.0]  # the recipe's divergence is KL
+    assert named["divergence=tsallis"] == [66.0]
+    assert named["divergence=kl,alpha=5.0,epochs=1"] == [60.0, 61.0]
+    assert len(named) == 3
+
+
 def test_what_the_runs_differ_in_tells_them_apart_whatever_it_is(tmp_path: Path) -> None:
     """Also a setting of the machine's, which otherwise may change when a sweep goes on."""
     found = grid(precision=("32", "bf16"))

@@ -273,12 +273,13 @@ def test_a_handler_of_ones_own_is_called_and_kept(tmp_path: Path, monkeypatch: p
                 train(digits(), out=tmp_path / str(number))
             assert signal.getsignal(number) is own
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background
-        with signalled(1, [signal.SIGINT], monkeypatch):
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+        with signalled(1, [signal.SIGINT, signal.SIGHUP], monkeypatch):
             assert train(digits(epochs=1), out=tmp_path / "ignored") is not None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert called == list(before)
+    assert called == [signal.SIGINT, signal.SIGTERM]
 
 
 def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
@@ -288,10 +289,10 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
 class _Handlers(torch.utils.data.Dataset[bool]):
     def __getitem__(self, index: int) -> bool:
-        return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return all(signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGINT, signal.SIGHUP))
 
 
-def test_workers_live_on_when_the_terminal_interrupts() -> None:
+def test_workers_live_on_when_the_terminal_interrupts_or_is_closed() -> None:
     assert bool(next(iter(reading.load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
@@ -316,12 +317,12 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     process.send_signal(getattr(signal, name))
     error = process.communicate(timeout=60)[1]
-    assert process.returncode == {"SIGTERM": 143, "SIGINT": 130}[name]
+    assert process.returncode == 128 + getattr(signal, name)
     batches = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"]
     said = f"fmicl: stopped after batch {batches} of 25000; the same command with --resume goes on from there"
     told = ["", "stopping after this step, with a checkpoint; Ctrl-C again stops at once"] if name == "SIGINT" else []

@@ -19,6 +19,7 @@ from fmicl.grid import cells
 from fmicl.recipes import RECIPES
 from fmicl.sweep import Sweep
 from fmicl.sweep_folder import find_folder, last_error, locked, not_told_apart_by
+from fmicl.sweep_table import Display
 from fmicl.text_recipes import TEXT_RECIPES
 from sweeps import DIGITS, FAKE, grid, local, record_of, states, wait_until
 
@@ -154,7 +155,7 @@ def test_the_same_grid_finds_its_folder(tmp_path: Path) -> None:
     assert find_folder("digits", one, tmp_path / "x") == tmp_path / "x"
 
 
-def start_in_background(folder: Path, *extra: str) -> subprocess.Popen[str]:
+def start_in_background(folder: Path, *extra: str, hangup: Any = signal.SIG_DFL) -> subprocess.Popen[str]:
     script = textwrap.dedent(f"""
         import sys
         from pathlib import Path
@@ -170,7 +171,13 @@ def start_in_background(folder: Path, *extra: str) -> subprocess.Popen[str]:
             sys.exit(sweep(LocalLauncher([Slot("cpu", {{}})] * 2, keep_open=lock)))
     """)
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        # a shell's background jobs ignore SIGINT, and so would their children
+        preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), signal.signal(signal.SIGHUP, hangup)),
     )
 
     def at_work() -> bool:
@@ -181,7 +188,7 @@ def start_in_background(folder: Path, *extra: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_the_runs_with_a_checkpoint(number: signal.Signals, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start_in_background(folder)
@@ -195,6 +202,31 @@ def test_a_signal_stops_the_runs_with_a_checkpoint(number: signal.Signals, code:
     found = grid(divergence=("kl", "vlc"), seed=(0, 1))
     assert Sweep("digits", DIGITS, found, folder, program=FAKE)(local()) == 0
     assert set(states(folder).values()) == {"finished"}
+
+
+def test_a_closed_terminal_is_nothing_to_a_sweep_by_nohup(tmp_path: Path) -> None:
+    process = start_in_background(tmp_path / "sweep", hangup=signal.SIG_IGN)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    for path in (tmp_path / "sweep").glob("*vlc*/"):
+        (path / "checkpoint").write_text("")  # they come to their end
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+
+
+def test_a_sweep_that_breaks_ends_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sweep"
+
+    def broken(*_: object) -> None:
+        if len(list(folder.glob("*/metrics.csv"))) == 2:
+            monkeypatch.setattr(Display, "update", lambda *_: None)
+            raise RuntimeError("the sweep itself is broken")
+
+    monkeypatch.setattr(Display, "update", broken)
+    with pytest.raises(RuntimeError, match="itself is broken"):
+        Sweep("digits", DIGITS, grid(divergence=("vlc",), seed=(0, 1)), folder, program=FAKE)(local())
+    assert len(list(folder.glob("*/checkpoint"))) == 2
+    assert set(states(folder).values()) == {"stopped"}
 
 
 def test_a_second_signal_ends_runs_that_do_not_listen(tmp_path: Path) -> None:

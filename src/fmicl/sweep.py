@@ -31,6 +31,7 @@ from fmicl.launchers import (
     slurm_options,
 )
 from fmicl.runs import Run, command_line, read_json, write_json
+from fmicl.stopping import handlers_to_replace
 from fmicl.sweep_checks import check_cells
 from fmicl.sweep_folder import (
     difference,
@@ -208,17 +209,20 @@ class Sweep:
             live: draw a table; None asks the terminal.
 
         Returns:
-            The exit code: 0, 1 if a run failed, or 130 or 143 if the sweep was stopped by Ctrl-C or SIGTERM.
+            The exit code: 0, 1 if a run failed, or 130, 143 or 129 if the sweep was stopped by Ctrl-C, SIGTERM or
+            SIGHUP.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         display = Display(f"{self.name} in {self.folder}", live=live)
         done = sum(run.state == "finished" for run in self.runs)
         display.say(f"sweep of {len(self.runs)} runs in {self.folder}" + (f"; {done} finished before" if done else ""))
         with self._signals(), display:
-            self.save()
-            self._attach(launcher, display)
-            self._train(launcher, display, slots)
-            self._end(launcher, display)
+            try:
+                self.save()
+                self._attach(launcher, display)
+                self._train(launcher, display, slots)
+            finally:  # a full disk, say, ends the sweep, and must not leave runs behind
+                self._end(launcher, display)
             self.save()
             display.update(self.runs, slots)
         return self._report(launcher, display)
@@ -287,12 +291,12 @@ class Sweep:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are noted, and heeded between two looks at the runs."""
+        """Ctrl-C, SIGTERM and SIGHUP are noted, and heeded between two looks at the runs."""
 
         def note(number: int, _: object) -> None:
             self.signals.append(number)
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in handlers_to_replace()}
         try:
             yield
         finally:
@@ -304,10 +308,10 @@ class Sweep:
         running = [run for run in self.runs if run.state == "running" and run.handle is not None]
         if not running or launcher.detached:
             return
-        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
         for run in running:
             assert run.handle is not None
             run.handle.stop()
+        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
         asked, deadline = len(self.signals), time.monotonic() + GRACE
         while any(run.state == "running" for run in running):
             if len(self.signals) > asked or time.monotonic() > deadline:
@@ -334,7 +338,7 @@ class Sweep:
             else:
                 hint = "the same command goes on where the runs are"
             print(f"fmicl: stopped; {hint} (--out {self.folder})", file=sys.stderr)
-            return 143 if signal.SIGTERM in self.signals else 130
+            return 128 + max(self.signals)  # SIGTERM before Ctrl-C before SIGHUP
         if failed:
             print(
                 f"fmicl: {len(failed)} of {len(self.runs)} runs failed; the same command tries them again "

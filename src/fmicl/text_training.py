@@ -74,7 +74,7 @@ def train_text(
         ValueError: settings that don't go together, a file that can't be used, a batch that doesn't fit into memory, or
             a resumed run that was started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
+        fmicl.stopping.Stopped: by Ctrl-C, SIGTERM or SIGHUP in training, which leave a checkpoint; a KeyboardInterrupt.
     """
     with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)

@@ -67,7 +67,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         ValueError: settings that don't go together, a batch that doesn't fit into memory, or a resumed run that was
             started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
+        fmicl.stopping.Stopped: by Ctrl-C, SIGTERM or SIGHUP in training, which leave a checkpoint; a KeyboardInterrupt.
     """
     with quiet_lightning():
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
@@ -263,7 +263,7 @@ def fit(
     """The training itself; afterwards the method holds the trained weights.
 
     Raises:
-        Stopped: by Ctrl-C or SIGTERM; a checkpoint is left, unless a second Ctrl-C came before it was written.
+        Stopped: by Ctrl-C, SIGTERM or SIGHUP; a checkpoint is left, unless a second Ctrl-C came before it was written.
         fmicl.memory.DoesNotFitError: the memory ran out.
     """
     epoch = len(stream)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fmicl import runs, training
+from fmicl import cli, runs, training
 from fmicl.checkpoints import Checkpoints
 from fmicl.data import reading
 from fmicl.files import write_whole
@@ -327,6 +327,46 @@ def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path
     said = f"fmicl: stopped after batch {batches} of 25000; the same command with --resume goes on from there"
     told = ["", "stopping after this step, with a checkpoint; Ctrl-C again stops at once"] if name == "SIGINT" else []
     assert error.splitlines() == [*told, said]
+
+
+def test_a_run_has_one_process_that_trains_in_it(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    try:
+        words = ["--device", "cpu", "--resume", "--out", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "fmicl.cli", "train", "digits", *words]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert second.returncode == 2
+        assert second.stderr == (
+            f"fmicl: error: another process is training in {tmp_path / 'run'}: "
+            "wait for it, end it first, or take another --out\n"
+        )
+    finally:
+        process.kill()
+        process.communicate()
+    recipe = runs.read_recipe(runs.Run(tmp_path / "run"))[1]
+    with training.open_folder(recipe, "digits", None, runs.Run(tmp_path / "run"), "cpu", {}, lambda _: ""):
+        pass  # what was killed holds nothing
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.usefixtures("only_training")
+def test_ctrl_c_outside_of_training_tells_of_this_run_only(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits", "--device", "cpu", "--epochs", "1", *(["--resume"] if resume else [])]
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "evaluate_run", interrupted)
+        assert cli.main(["train", "digits", "--device", "cpu", "--epochs", "1"]) == 130
+    left = "fmicl: stopped; the same command with --resume goes on from the last checkpoint in runs/digits-001\n"
+    assert capsys.readouterr().err == left
+    monkeypatch.setattr(training, "load_splits", interrupted)  # before this command has a run
+    assert cli.main(words) == 130
+    nothing = "fmicl: stopped; nothing was saved yet: the same command starts again\n"
+    assert capsys.readouterr().err == (left if resume else nothing)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -81,7 +81,7 @@ class TrainText:
 
 
 def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
-    """Train; if Ctrl-C comes before or after the training itself, say what is left."""
+    """Train; if Ctrl-C comes before the run has a folder, say what is left: only a run to be resumed has anything."""
     from fmicl.runs import old_run
     from fmicl.stopping import Stopped, what_is_left
 
@@ -90,7 +90,7 @@ def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | 
     except Stopped:
         raise
     except KeyboardInterrupt:
-        raise Stopped(what_is_left(old_run(command.name, command.out))) from None
+        raise Stopped(what_is_left(old_run(command.name, command.out) if command.resume else None)) from None
 
 
 _ENTRIES: list[tuple[Any, Entry[Settings]]] = [

@@ -37,13 +37,15 @@ class Stopped(KeyboardInterrupt):
 
 
 def what_is_left(run: Run | None) -> str:
-    """In words, what ``--resume`` finds of a run that ended at any moment.
+    """In words, what is left of a run that ended at any moment; None is one that has no folder yet.
 
     Example:
         >>> what_is_left(None)
-        'stopped; nothing was saved yet: --resume starts again'
+        'stopped; nothing was saved yet: the same command starts again'
     """
-    if run is None or not run.checkpoint.exists():
+    if run is None:
+        return "stopped; nothing was saved yet: the same command starts again"
+    if not run.checkpoint.exists():
         return "stopped; nothing was saved yet: --resume starts again"
     return f"stopped; the same command with --resume goes on from the last checkpoint in {run.path}"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fmicl import locks
 from fmicl.grid import Cell, leaves
 from fmicl.runs import new_run, read_json
 
@@ -66,25 +66,16 @@ def locked(folder: Path) -> Iterator[int | None]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not the folder of a sweep")
-    if folder.is_dir() and not {".lock", "sweep.json"} & (there := {path.name for path in folder.iterdir()}) and there:
+    if (
+        folder.is_dir()
+        and not {locks.LOCK, "sweep.json"} & (there := {path.name for path in folder.iterdir()})
+        and there
+    ):
         raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield None
-        return
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
-            ) from None
+    taken = f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
+    with locks.locked(folder, taken, inherited=True) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def last_error(log: Path, start: int, code: int) -> str:

@@ -239,6 +239,22 @@ def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.C
     )
 
 
+def test_home_is_home_in_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path
+    command = cli._parse(["train", "wikipedia", "--out", "~/run", "--data=~/a.txt", "--sts", "~/sts", "--model", "~/m"])
+    assert (command.command.out, command.command.recipe.data) == (home / "run", home / "a.txt")
+    assert (command.command.recipe.sts, command.command.recipe.model) == (home / "sts", str(home / "m"))
+    command = cli._parse(["sweep", "images", "--data-dir", "~/a", "~/b", "--out", "~/s", "--case", "x", "data_dir=~/c"])
+    assert command.command.grid.data_dir == (home / "a", home / "b")
+    assert (command.command.sweep.out, command.command.sweep.case) == (home / "s", (("x", f"data_dir={home}/c"),))
+    command = cli._parse(["embed", "~/run", "~", "-o", "~/x.csv"])
+    assert (command.run, command.source, command.output) == (home / "run", home, home / "x.csv")
+    assert cli._parse(["embed", "a~", "b/~/c", "-o", "x=y.csv"]).source == Path("b/~/c")
+    runs.write_settings(runs.new_run("digits", home / "run"), "digits", RECIPES["digits"].recipe, "cpu")
+    assert cli._parse(["train", "digits", "--resume", "--out", "~/run"]).out == home / "run"
+
+
 def test_embed_takes_a_short_o() -> None:
     command = parse("embed", "RUN", "photos", "-o", "x.npz")
     assert (command.run, command.source, command.output) == (Path("RUN"), Path("photos"), Path("x.npz"))

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -218,7 +219,7 @@ def _main(words: Sequence[str]) -> int:
 
 def _parse(words: Sequence[str]) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
-    words = list(words)
+    words = [_expanded(word) for word in words]
     if words[:1] == ["sweep"]:
         words = spell_out_flags(words, Recipe, TextRecipe)
     recipes = [entry.name for _, entry in _ENTRIES]
@@ -244,6 +245,17 @@ def _parse(words: Sequence[str]) -> Any:
             raise ValueError(str(refused)) from None
         sys.stderr.write(said.getvalue())
         raise
+
+
+def _expanded(word: str) -> str:
+    """A word with the home folder in the place of ``~``, which a shell leaves alone within quotes or after ``=``.
+
+    Here, once, for all commands and options, so that a path is the same one in all of them.
+    """
+    option, equals, path = word.partition("=")
+    if equals and re.fullmatch(r"[\w-]+", option):
+        return f"{option}={os.path.expanduser(path)}"
+    return os.path.expanduser(word)
 
 
 def _resumed(words: Sequence[str]) -> Train | TrainText | None:

@@ -297,6 +297,40 @@ def test_wrong_input_is_one_message_and_exit_code_two(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "digits"], "take another --out"),
+        (["train", "digits", "--out", "new/run"], "take another --out"),
+        (["train", "digits", "--out", "RUN", "--resume"], "copy it to where that is allowed"),
+        (["sweep", "digits"], "take another --out"),
+        (["sweep", "digits", "--out", "new/sweep"], "take another --out"),
+        (["evaluate", "RUN"], "copy it to where that is allowed"),
+        (["evaluate", "RUN", "--sts", "STS"], "copy it to where that is allowed"),
+        (["evaluate", "MODEL", "--sts", "STS", "--json", "x.json"], "take another --json"),
+        (["report", "RUN"], "copy it to where that is allowed"),
+        (["embed", "RUN", ".", "-o", "x.csv"], "take another -o"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    arguments: list[str],
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs.write_settings(runs.new_run("digits", tmp_path / "RUN"), "digits", RECIPES["digits"].recipe, "cpu")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("fmicl.files.os.access", lambda *_: False)  # tests may be run by root, who may do anything
+    monkeypatch.setattr("fmicl.training.new_run", None)  # nor is it said as late as that
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fmicl: error: there is no permission to write into /")
+    assert hint in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("arguments", [["train"], ["train", "digits", "--epochs", "x"], ["nothing"]])
 def test_what_cannot_be_parsed_is_exit_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:

@@ -65,15 +65,19 @@ class Evaluate:
         for option, value in of_images.items():
             if value is not None:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
+        from fmicl.files import check_writable
+        from fmicl.runs import COPY_IT, Run
         from fmicl.text_results import evaluate_text, note_scores
 
+        noted = (self.run / "settings.json").is_file()
+        if noted:
+            check_writable(self.run, COPY_IT)
         scores = evaluate_text(self.run, sts, pooling=self.pooling, output=self.json, device=self.device, bar=True)
         print_sts(scores)
         if self.json is not None:
             print(f"scores -> {self.json}")
-        if (self.run / "settings.json").is_file():
+        if noted:
             from fmicl.report import write_report
-            from fmicl.runs import Run
 
             note_scores(Run(self.run), scores)
             print(f"page: {write_report(self.run)}")
@@ -135,7 +139,10 @@ class Report:
 
     def __call__(self) -> None:
         """Write the page, then say where it is."""
+        from fmicl.files import check_writable
         from fmicl.report import write_report
-        from fmicl.runs import open_run
+        from fmicl.runs import COPY_IT, open_run
 
-        print(f"page: {write_report(open_run(self.run).path)}")
+        run = open_run(self.run)
+        check_writable(run.path, COPY_IT)
+        print(f"page: {write_report(run.path)}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fmicl import locks
+from fmicl.files import check_writable
 from fmicl.grid import Cell, leaves
 from fmicl.runs import new_run, read_json
 
@@ -63,6 +64,7 @@ def locked(folder: Path) -> Iterator[int | None]:
 
     Raises:
         ValueError: it is something else than a sweep's folder; or another sweep, or a run that outlived one, has it.
+        PermissionError: nothing can be written there.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not the folder of a sweep")
@@ -72,6 +74,7 @@ def locked(folder: Path) -> Iterator[int | None]:
         and there
     ):
         raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
+    check_writable(folder, "take another --out")
     folder.mkdir(parents=True, exist_ok=True)
     taken = f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
     with locks.locked(folder, taken, inherited=True) as descriptor:

@@ -26,6 +26,7 @@ from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
 from fmicl.exported import EncoderConfig, export
+from fmicl.files import check_writable
 from fmicl.locks import LOCK, locked
 from fmicl.memory import check_memory, explained
 from fmicl.methods import Method, MoCo, Optimisation, method_class
@@ -36,6 +37,7 @@ from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
 from fmicl.runs import (
+    COPY_IT,
     Run,
     new_run,
     old_run,
@@ -214,12 +216,15 @@ def open_folder(
 
     Raises:
         ValueError: it is no run to resume, or another process trains in it.
+        PermissionError: nothing can be written there.
         Stopped: Ctrl-C came before or after the training itself.
     """
     if old is not None and old.settings.exists():
         check_same(old, recipe, changed)
     elif old is not None and any(path.name != LOCK for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
+    if old is not None:
+        check_writable(old.path, COPY_IT)
     run = old or new_run(name, out)
     taken = f"another process is training in {run.path}: wait for it, end it first, or take another --out"
     with locked(run.path, taken):

@@ -239,6 +239,22 @@ def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.C
     )
 
 
+def test_home_is_home_in_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path
+    command = cli._parse(["train", "wikipedia", "--out", "~/run", "--data=~/a.txt", "--sts", "~/sts", "--model", "~/m"])
+    assert (command.command.out, command.command.recipe.data) == (home / "run", home / "a.txt")
+    assert (command.command.recipe.sts, command.command.recipe.model) == (home / "sts", str(home / "m"))
+    command = cli._parse(["sweep", "images", "--data-dir", "~/a", "~/b", "--out", "~/s", "--case", "x", "data_dir=~/c"])
+    assert command.command.grid.data_dir == (home / "a", home / "b")
+    assert (command.command.sweep.out, command.command.sweep.case) == (home / "s", (("x", f"data_dir={home}/c"),))
+    command = cli._parse(["embed", "~/run", "~", "-o", "~/x.csv"])
+    assert (command.run, command.source, command.output) == (home / "run", home, home / "x.csv")
+    assert cli._parse(["embed", "a~", "b/~/c", "-o", "x=y.csv"]).source == Path("b/~/c")
+    runs.write_settings(runs.new_run("digits", home / "run"), "digits", RECIPES["digits"].recipe, "cpu")
+    assert cli._parse(["train", "digits", "--resume", "--out", "~/run"]).out == home / "run"
+
+
 def test_embed_takes_a_short_o() -> None:
     command = parse("embed", "RUN", "photos", "-o", "x.npz")
     assert (command.run, command.source, command.output) == (Path("RUN"), Path("photos"), Path("x.npz"))
@@ -279,6 +295,40 @@ def test_wrong_input_is_one_message_and_exit_code_two(
     assert error.startswith("fmicl: error: ")
     assert "Traceback" not in error
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "digits"], "take another --out"),
+        (["train", "digits", "--out", "new/run"], "take another --out"),
+        (["train", "digits", "--out", "RUN", "--resume"], "copy it to where that is allowed"),
+        (["sweep", "digits"], "take another --out"),
+        (["sweep", "digits", "--out", "new/sweep"], "take another --out"),
+        (["evaluate", "RUN"], "copy it to where that is allowed"),
+        (["evaluate", "RUN", "--sts", "STS"], "copy it to where that is allowed"),
+        (["evaluate", "MODEL", "--sts", "STS", "--json", "x.json"], "take another --json"),
+        (["report", "RUN"], "copy it to where that is allowed"),
+        (["embed", "RUN", ".", "-o", "x.csv"], "take another -o"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    arguments: list[str],
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs.write_settings(runs.new_run("digits", tmp_path / "RUN"), "digits", RECIPES["digits"].recipe, "cpu")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("fmicl.files.os.access", lambda *_: False)  # tests may be run by root, who may do anything
+    monkeypatch.setattr("fmicl.training.new_run", None)  # nor is it said as late as that
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fmicl: error: there is no permission to write into /")
+    assert hint in error
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["train", "digits", "--epochs", "x"], ["nothing"]])

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fmicl import runs, training
+from fmicl import cli, runs, training
 from fmicl.checkpoints import Checkpoints
 from fmicl.data import reading
 from fmicl.files import write_whole
@@ -273,12 +273,13 @@ def test_a_handler_of_ones_own_is_called_and_kept(tmp_path: Path, monkeypatch: p
                 train(digits(), out=tmp_path / str(number))
             assert signal.getsignal(number) is own
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background
-        with signalled(1, [signal.SIGINT], monkeypatch):
+        before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+        with signalled(1, [signal.SIGINT, signal.SIGHUP], monkeypatch):
             assert train(digits(epochs=1), out=tmp_path / "ignored") is not None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    assert called == list(before)
+    assert called == [signal.SIGINT, signal.SIGTERM]
 
 
 def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
@@ -288,10 +289,10 @@ def test_outside_the_main_thread_signals_are_left_alone(tmp_path: Path) -> None:
 
 class _Handlers(torch.utils.data.Dataset[bool]):
     def __getitem__(self, index: int) -> bool:
-        return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        return all(signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGINT, signal.SIGHUP))
 
 
-def test_workers_live_on_when_the_terminal_interrupts() -> None:
+def test_workers_live_on_when_the_terminal_interrupts_or_is_closed() -> None:
     assert bool(next(iter(reading.load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
@@ -316,16 +317,56 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     process.send_signal(getattr(signal, name))
     error = process.communicate(timeout=60)[1]
-    assert process.returncode == {"SIGTERM": 143, "SIGINT": 130}[name]
+    assert process.returncode == 128 + getattr(signal, name)
     batches = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"]
     said = f"fmicl: stopped after batch {batches} of 25000; the same command with --resume goes on from there"
     told = ["", "stopping after this step, with a checkpoint; Ctrl-C again stops at once"] if name == "SIGINT" else []
     assert error.splitlines() == [*told, said]
+
+
+def test_a_run_has_one_process_that_trains_in_it(tmp_path: Path) -> None:
+    process = start(tmp_path / "run")
+    try:
+        words = ["--device", "cpu", "--resume", "--out", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "fmicl.cli", "train", "digits", *words]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert second.returncode == 2
+        assert second.stderr == (
+            f"fmicl: error: another process is training in {tmp_path / 'run'}: "
+            "wait for it, end it first, or take another --out\n"
+        )
+    finally:
+        process.kill()
+        process.communicate()
+    recipe = runs.read_recipe(runs.Run(tmp_path / "run"))[1]
+    with training.open_folder(recipe, "digits", None, runs.Run(tmp_path / "run"), "cpu", {}, lambda _: ""):
+        pass  # what was killed holds nothing
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.usefixtures("only_training")
+def test_ctrl_c_outside_of_training_tells_of_this_run_only(
+    resume: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "digits", "--device", "cpu", "--epochs", "1", *(["--resume"] if resume else [])]
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "evaluate_run", interrupted)
+        assert cli.main(["train", "digits", "--device", "cpu", "--epochs", "1"]) == 130
+    left = "fmicl: stopped; the same command with --resume goes on from the last checkpoint in runs/digits-001\n"
+    assert capsys.readouterr().err == left
+    monkeypatch.setattr(training, "load_splits", interrupted)  # before this command has a run
+    assert cli.main(words) == 130
+    nothing = "fmicl: stopped; nothing was saved yet: the same command starts again\n"
+    assert capsys.readouterr().err == (left if resume else nothing)
 
 
 @pytest.mark.parametrize("whole", [True, False])

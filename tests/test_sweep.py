@@ -19,6 +19,7 @@ from fmicl.grid import cells
 from fmicl.recipes import RECIPES
 from fmicl.sweep import Sweep
 from fmicl.sweep_folder import find_folder, last_error, locked, not_told_apart_by
+from fmicl.sweep_table import Display
 from fmicl.text_recipes import TEXT_RECIPES
 from sweeps import DIGITS, FAKE, grid, local, record_of, states, wait_until
 
@@ -82,6 +83,30 @@ def test_a_sweep_may_grow_but_not_change(tmp_path: Path) -> None:
         Sweep("cifar10", RECIPES["cifar10"].recipe, cells(RECIPES["cifar10"].recipe, {}), folder)
 
 
+def test_runs_of_several_calls_are_averaged_only_where_nothing_but_the_seed_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Settings with one value are in no run's name, and still make other runs."""
+    folder = tmp_path / "sweep"
+
+    def groups(**values: tuple[Any, ...]) -> dict[str, list[float]]:
+        sweep = Sweep("digits", DIGITS, grid(**values), folder, program=FAKE, machine=frozenset({"workers", "device"}))
+        assert sweep(local()) == 0
+        return {row["group"]: row["k-NN"]["values"] for row in record_of(folder)["summary"]}
+
+    assert groups(epochs=(1,), alpha=(5.0,), seed=(0, 1)) == {"run": [60.0, 61.0]}
+    both = groups(epochs=(3,), alpha=(40.0,), seed=(2, 3))
+    assert both == {"alpha=5.0,epochs=1": [60.0, 61.0], "alpha=40.0,epochs=3": [62.0, 63.0]}
+    assert "alpha=40.0,epochs=3" in capsys.readouterr().out
+    more = groups(epochs=(3,), alpha=(40.0,), seed=(4, 5), workers=(1,))  # which changes no result
+    assert more == {**both, "alpha=40.0,epochs=3": [62.0, 63.0, 64.0, 65.0]}
+    named = groups(divergence=("kl", "tsallis"), epochs=(3,), alpha=(40.0,), seed=(6,))
+    assert named["divergence=kl"] == [62.0, 63.0, 64.0, 65.0, 66.0]  # the recipe's divergence is KL
+    assert named["divergence=tsallis"] == [66.0]
+    assert named["divergence=kl,alpha=5.0,epochs=1"] == [60.0, 61.0]
+    assert len(named) == 3
+
+
 def test_what_the_runs_differ_in_tells_them_apart_whatever_it_is(tmp_path: Path) -> None:
     """Also a setting of the machine's, which otherwise may change when a sweep goes on."""
     found = grid(precision=("32", "bf16"))
@@ -130,7 +155,7 @@ def test_the_same_grid_finds_its_folder(tmp_path: Path) -> None:
     assert find_folder("digits", one, tmp_path / "x") == tmp_path / "x"
 
 
-def start_in_background(folder: Path, *extra: str) -> subprocess.Popen[str]:
+def start_in_background(folder: Path, *extra: str, hangup: Any = signal.SIG_DFL) -> subprocess.Popen[str]:
     script = textwrap.dedent(f"""
         import sys
         from pathlib import Path
@@ -146,7 +171,13 @@ def start_in_background(folder: Path, *extra: str) -> subprocess.Popen[str]:
             sys.exit(sweep(LocalLauncher([Slot("cpu", {{}})] * 2, keep_open=lock)))
     """)
     process = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        # a shell's background jobs ignore SIGINT, and so would their children
+        preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), signal.signal(signal.SIGHUP, hangup)),
     )
 
     def at_work() -> bool:
@@ -157,7 +188,7 @@ def start_in_background(folder: Path, *extra: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_stops_the_runs_with_a_checkpoint(number: signal.Signals, code: int, tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     process = start_in_background(folder)
@@ -171,6 +202,31 @@ def test_a_signal_stops_the_runs_with_a_checkpoint(number: signal.Signals, code:
     found = grid(divergence=("kl", "vlc"), seed=(0, 1))
     assert Sweep("digits", DIGITS, found, folder, program=FAKE)(local()) == 0
     assert set(states(folder).values()) == {"finished"}
+
+
+def test_a_closed_terminal_is_nothing_to_a_sweep_by_nohup(tmp_path: Path) -> None:
+    process = start_in_background(tmp_path / "sweep", hangup=signal.SIG_IGN)
+    process.send_signal(signal.SIGHUP)
+    time.sleep(0.5)
+    for path in (tmp_path / "sweep").glob("*vlc*/"):
+        (path / "checkpoint").write_text("")  # they come to their end
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, (out, err)
+
+
+def test_a_sweep_that_breaks_ends_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "sweep"
+
+    def broken(*_: object) -> None:
+        if len(list(folder.glob("*/metrics.csv"))) == 2:
+            monkeypatch.setattr(Display, "update", lambda *_: None)
+            raise RuntimeError("the sweep itself is broken")
+
+    monkeypatch.setattr(Display, "update", broken)
+    with pytest.raises(RuntimeError, match="itself is broken"):
+        Sweep("digits", DIGITS, grid(divergence=("vlc",), seed=(0, 1)), folder, program=FAKE)(local())
+    assert len(list(folder.glob("*/checkpoint"))) == 2
+    assert set(states(folder).values()) == {"stopped"}
 
 
 def test_a_second_signal_ends_runs_that_do_not_listen(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from fmicl.checks import TokenPooling
 from fmicl.grid import SweepOptions, grid_class, grid_of, spell_out_flags
+from fmicl.output import outliving_readers, to_nowhere
 from fmicl.recipes import RECIPES, Entry, Recipe, no_recipe
+from fmicl.run_commands import Embed, Evaluate, Report
 from fmicl.settings import Settings
 from fmicl.tables import print_results, print_sts
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
@@ -80,16 +82,19 @@ class TrainText:
 
 
 def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
-    """Train; if Ctrl-C comes before or after the training itself, say what is left."""
-    from fmicl.runs import old_run
+    """Train; if Ctrl-C comes before the run has a folder, say what is left: only a run to be resumed has anything."""
+    from fmicl.files import check_writable
+    from fmicl.runs import ROOT, old_run
     from fmicl.stopping import Stopped, what_is_left
 
+    if not command.resume and not (command.out and command.out.exists()):
+        check_writable(command.out or ROOT, "take another --out")  # now, and not when the data has been read
     try:
         return train(command.recipe, name=command.name, out=command.out, resume=command.resume)
     except Stopped:
         raise
     except KeyboardInterrupt:
-        raise Stopped(what_is_left(old_run(command.name, command.out))) from None
+        raise Stopped(what_is_left(old_run(command.name, command.out) if command.resume else None)) from None
 
 
 _ENTRIES: list[tuple[Any, Entry[Settings]]] = [
@@ -164,132 +169,6 @@ class SweepCommand:
         return code
 
 
-@dataclass(frozen=True)
-class Evaluate:
-    """Evaluate an encoder: images by k-NN, linear probe and geometry; sentences by the STS tasks (--sts)."""
-
-    run: tyro.conf.Positional[Path]
-    """The run folder; with --sts, one of sentences, or any folder of sentence-transformers or transformers."""
-    data_dir: Path | None = None
-    """Where a run's images are now, if they have moved."""
-    sts: Path | None = None
-    """STS12-16, STS-B and SICK-R in SentEval's layout (a folder with STS/ and SICK/)."""
-    pooling: TokenPooling | None = None
-    """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
-    json: Path | None = None
-    """File to write the STS scores to, which must not exist."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute; auto takes a GPU if there is one."""
-    workers: int | None = None
-    """Processes that decode images (None: as in training)."""
-    probe_views: int | None = None
-    """Fit a second linear probe, to so many random crops and flips of each training image too (None: as the run
-    says)."""
-
-    def __call__(self) -> None:
-        """Evaluate, then print what came out."""
-        if self.sts is not None:
-            self._sentences(self.sts)
-            return
-        if self.json is not None:
-            raise ValueError("--json goes with --sts; the results of a run on images are in its results.json")
-        if self.pooling is not None:
-            raise ValueError("--pooling is for sentences: name the STS tasks with --sts DIR")
-        if (self.run / "modules.json").is_file():
-            raise ValueError(f"{self.run} holds a sentence encoder: name the STS tasks with --sts DIR")
-        from fmicl.report import write_report
-        from fmicl.results import evaluate_run
-        from fmicl.start import import_lightning
-
-        import_lightning()
-        evaluate_run(
-            self.run, data_dir=self.data_dir, device=self.device, workers=self.workers, probe_views=self.probe_views
-        )
-        page = write_report(self.run)  # it would tell the results from before
-        print_results(self.run)
-        print(f"page: {page}")
-
-    def _sentences(self, sts: Path) -> None:
-        of_images = {"--data-dir": self.data_dir, "--workers": self.workers, "--probe-views": self.probe_views}
-        for option, value in of_images.items():
-            if value is not None:
-                raise ValueError(f"{option} is for runs on images, and does not go with --sts")
-        from fmicl.text_results import evaluate_text, note_scores
-
-        scores = evaluate_text(self.run, sts, pooling=self.pooling, output=self.json, device=self.device, bar=True)
-        print_sts(scores)
-        if self.json is not None:
-            print(f"scores -> {self.json}")
-        if (self.run / "settings.json").is_file():
-            from fmicl.report import write_report
-            from fmicl.runs import Run
-
-            note_scores(Run(self.run), scores)
-            print(f"page: {write_report(self.run)}")
-
-
-@dataclass(frozen=True)
-class Embed:
-    """Write the vectors of a folder of images, or of a file of sentences, as a run's encoder sees them."""
-
-    run: tyro.conf.Positional[Path]
-    """The run folder; for sentences, any folder of sentence-transformers or transformers too."""
-    source: tyro.conf.Positional[Path]
-    """A folder of images, with or without subfolders; or a text file with a sentence a line."""
-    output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
-    """File to write, which must not exist: .parquet, .npz or .csv."""
-    pooling: TokenPooling | None = None
-    """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to compute; auto takes a GPU if there is one."""
-    batch_size: int = 256
-    """Images or sentences at a time."""
-    workers: int | None = None
-    """Processes that decode images (None: 4)."""
-
-    def __call__(self) -> None:
-        """Embed, then say how many."""
-        from fmicl.embedding import embed_folder, embed_text
-
-        if (self.run / "modules.json").is_file() or self.source.is_file():
-            if self.workers is not None:
-                raise ValueError("--workers is for folders of images, and does not go with sentences")
-            lines = embed_text(
-                self.run,
-                self.source,
-                self.output,
-                pooling=self.pooling,
-                device=self.device,
-                batch_size=self.batch_size,
-            )
-            print(f"{lines} sentences -> {self.output}")
-            return
-        if self.pooling is not None:
-            raise ValueError("--pooling is for sentences, and does not go with a folder of images")
-        workers = 4 if self.workers is None else self.workers
-        count, skipped = embed_folder(
-            self.run, self.source, self.output, device=self.device, batch_size=self.batch_size, workers=workers
-        )
-        for line in skipped:
-            print(f"left out, can't be read: {line}", file=sys.stderr)
-        print(f"{count} images -> {self.output}")
-
-
-@dataclass(frozen=True)
-class Report:
-    """Draw a run's figures and write its page."""
-
-    run: tyro.conf.Positional[Path]
-    """The run folder."""
-
-    def __call__(self) -> None:
-        """Write the page, then say where it is."""
-        from fmicl.report import write_report
-        from fmicl.runs import open_run
-
-        print(f"page: {write_report(open_run(self.run).path)}")
-
-
 _COMMANDS: Any = reduce(
     or_,
     (
@@ -305,16 +184,28 @@ _COMMANDS: Any = reduce(
 )
 
 
+_LONG = (["train"], ["sweep"])
+"""What goes on also when nobody reads its output any more."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point: run a command.
 
     Wrong input ends in one message and exit code 2, a loss that is not finite or a failed run of a sweep in exit
     code 1. With the environment variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
     """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with outliving_readers() if words[:1] in _LONG else contextlib.nullcontext():
+        return _main(words)
+
+
+def _main(words: Sequence[str]) -> int:
     try:
-        return int(_parse(arguments)() or 0)
-    except BrokenPipeError:  # whoever read the output, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(_parse(words)() or 0)
+    except BrokenPipeError as error:
+        if words[:1] in _LONG:  # then it is not the output's
+            return _complain(error, 2)
+        to_nowhere(sys.stdout)  # whoever read the output, `head` say, has seen enough
         return 0
     except (ValueError, OSError) as error:
         return _complain(error, 2)
@@ -329,13 +220,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, 1)
 
 
-def _parse(arguments: Sequence[str] | None) -> Any:
+def _parse(words: Sequence[str]) -> Any:
     """The command with its options; a value that a recipe refuses is a ValueError in the recipe's own words."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = [_expanded(word) for word in words]
     if words[:1] == ["sweep"]:
         words = spell_out_flags(words, Recipe, TextRecipe)
     recipes = [entry.name for _, entry in _ENTRIES]
-    if words[:1] in (["train"], ["sweep"]) and len(words) > 1 and words[1] not in recipes and words[1][:1] != "-":
+    if words[:1] in _LONG and len(words) > 1 and words[1] not in recipes and words[1][:1] != "-":
         raise no_recipe(words[1], recipes)
     resumed = _resumed(words)
     said = io.StringIO()
@@ -357,6 +248,17 @@ def _parse(arguments: Sequence[str] | None) -> Any:
             raise ValueError(str(refused)) from None
         sys.stderr.write(said.getvalue())
         raise
+
+
+def _expanded(word: str) -> str:
+    """A word with the home folder in the place of ``~``, which a shell leaves alone within quotes or after ``=``.
+
+    Here, once, for all commands and options, so that a path is the same one in all of them.
+    """
+    option, equals, path = word.partition("=")
+    if equals and re.fullmatch(r"[\w-]+", option):
+        return f"{option}={os.path.expanduser(path)}"
+    return os.path.expanduser(word)
 
 
 def _resumed(words: Sequence[str]) -> Train | TrainText | None:

@@ -7,7 +7,26 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["check_writable", "write_whole"]
+
+
+def check_writable(path: Path, hint: str) -> None:
+    """Refuse a place that nothing can be written to, before the work that would be lost.
+
+    Args:
+        path: a folder; one that isn't there yet is made in the nearest one that is.
+        hint: what to do about it.
+
+    Raises:
+        PermissionError: this user may not write there, or nobody may.
+
+    Example:
+        >>> import tempfile
+        >>> check_writable(Path(tempfile.mkdtemp()) / "new" / "folder", "take another --out")
+    """
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"there is no permission to write into {there.absolute()}: {hint}")
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:

@@ -27,9 +27,10 @@ from fmicl.data import (
 )
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
 from fmicl.exported import EncoderConfig, load_encoder, load_projection
-from fmicl.files import write_whole
+from fmicl.files import check_writable, write_whole
 from fmicl.recipes import Recipe
 from fmicl.runs import (
+    COPY_IT,
     Run,
     keep_old,
     open_run,
@@ -80,8 +81,10 @@ def evaluate_run(
 
     Raises:
         FileNotFoundError: the run has no encoder yet, or the data isn't there.
+        PermissionError: the results can't be written into the run folder.
     """
     run = open_run(run.path if isinstance(run, Run) else run)
+    check_writable(run.path, COPY_IT)
     recipe = read_recipe(run)[1]
     changes: dict[str, Any] = {
         "data_dir": data_dir, "workers": workers, "probe_views": probe_views, "download": False,

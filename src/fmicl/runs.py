@@ -24,13 +24,15 @@ from typing import Any
 import torch
 
 import fmicl
-from fmicl.files import write_whole
+from fmicl.files import check_writable, write_whole
 from fmicl.recipes import Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TextRecipe
 
 ROOT = Path("runs")
 """Where runs go by default, under the current folder."""
+COPY_IT = "what a run leaves is in its folder; copy it to where that is allowed, and name the copy"
+"""What to do with a run that can't be written to."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
 
     Raises:
         FileExistsError: ``out`` exists; nothing is ever overwritten.
+        PermissionError: no folder can be made there.
 
     Example:
         >>> import tempfile
@@ -122,6 +125,8 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
         >>> [new_run("digits", root=folder).path.name for _ in range(2)]
         ['digits-001', 'digits-002']
     """
+    if out is None or not out.exists():
+        check_writable(out or root, "take another --out")
     if out is not None:
         try:
             out.mkdir(parents=True)

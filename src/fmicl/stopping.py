@@ -1,4 +1,7 @@
-"""Ctrl-C and SIGTERM in training: they are noted, and the run ends after the step under way, with a checkpoint."""
+"""What ends training before its time: Ctrl-C, SIGTERM, or SIGHUP, by which a closed terminal takes its leave.
+
+They are noted, and the run ends after the step under way, with a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,22 @@ from typing import Any
 
 from fmicl.runs import Run
 
-__all__ = ["Signals", "Stopped", "what_is_left"]
+__all__ = ["ENDS", "Signals", "Stopped", "handlers_to_replace", "what_is_left"]
+
+ENDS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")
+    if hasattr(signal, name)  # Windows has no SIGHUP
+)
+"""Signals by which a run or a sweep is asked to end."""
 
 
 class Stopped(KeyboardInterrupt):
-    """A training run was ended by Ctrl-C or SIGTERM.
+    """A training run was ended by Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
         words: what is left of it; "" where another process says so.
-        number: which of the two it was.
+        number: which of them it was.
     """
 
     def __init__(self, words: str, number: int = signal.SIGINT) -> None:
@@ -27,19 +37,34 @@ class Stopped(KeyboardInterrupt):
 
 
 def what_is_left(run: Run | None) -> str:
-    """In words, what ``--resume`` finds of a run that ended at any moment.
+    """In words, what is left of a run that ended at any moment; None is one that has no folder yet.
 
     Example:
         >>> what_is_left(None)
-        'stopped; nothing was saved yet: --resume starts again'
+        'stopped; nothing was saved yet: the same command starts again'
     """
-    if run is None or not run.checkpoint.exists():
+    if run is None:
+        return "stopped; nothing was saved yet: the same command starts again"
+    if not run.checkpoint.exists():
         return "stopped; nothing was saved yet: --resume starts again"
     return f"stopped; the same command with --resume goes on from the last checkpoint in {run.path}"
 
 
+def handlers_to_replace() -> dict[int, Any]:
+    """The handlers of :data:`ENDS`, but for signals that are ignored, as `nohup` has it, and that are to stay so.
+
+    Example:
+        >>> before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        >>> signal.SIGTERM in handlers_to_replace()
+        False
+        >>> _ = signal.signal(signal.SIGTERM, before)
+    """
+    found = {number: signal.getsignal(number) for number in ENDS}
+    return {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+
+
 class Signals:
-    """Notes Ctrl-C and SIGTERM where they would end the process; a second Ctrl-C does end it.
+    """Notes Ctrl-C, SIGTERM and SIGHUP where they would end the process; a second Ctrl-C does end it.
 
     A handler of the caller's own is called as well, and a signal that is ignored stays so. Python allows handlers in
     its main thread only: in others, nothing is noted.
@@ -54,11 +79,11 @@ class Signals:
     def __init__(self, *, tell: bool = True) -> None:
         self.tell = tell
         self.noted: signal.Signals | None = None
-        self._before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = handlers_to_replace()
 
     def listen(self) -> None:
         """From now on."""
-        self._set({n: h if h is signal.SIG_IGN else self._note for n, h in self._before.items()})
+        self._set(dict.fromkeys(self._before, self._note))
 
     def leave(self) -> None:
         """Put back what was there when this was made."""

@@ -31,11 +31,21 @@ from fmicl.launchers import (
     slurm_options,
 )
 from fmicl.runs import Run, command_line, read_json, write_json
-from fmicl.sweep_folder import DATA, difference, find_folder, key_of, last_error, locked, not_told_apart_by, plain
+from fmicl.stopping import handlers_to_replace
+from fmicl.sweep_checks import check_cells
+from fmicl.sweep_folder import (
+    difference,
+    find_folder,
+    group_labels,
+    key_of,
+    last_error,
+    locked,
+    not_told_apart_by,
+    plain,
+)
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
-from fmicl.text_recipes import TextRecipe
 
-__all__ = ["Sweep", "SweepRun", "check_cells", "run_sweep"]
+__all__ = ["Sweep", "SweepRun", "run_sweep"]
 
 GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
@@ -125,7 +135,7 @@ class Sweep:
         program: Sequence[str] = (sys.executable, "-m", "fmicl"),
         machine: frozenset[str] = frozenset(),
     ) -> None:
-        self.name, self.folder, self.machine = name, folder, machine
+        self.name, self.recipe, self.folder, self.machine = name, recipe, folder, machine
         self.file = folder / "sweep.json"
         self.others: dict[str, Any] = {}
         """Runs that an earlier call left here and that are not in this grid."""
@@ -171,6 +181,7 @@ class Sweep:
     def save(self) -> None:
         """Write sweep.json, whole."""
         entries = {**self.others, **{run.name: run.entry() for run in self.runs}}
+        labels = group_labels(entries, self.recipe, self.machine)
         write_json(
             self.file,
             {
@@ -181,8 +192,8 @@ class Sweep:
                 "updated": _now(),
                 "runs": entries,
                 "summary": summarise(
-                    (entry["group"], entry["results"] or {})
-                    for entry in entries.values()
+                    (labels[run], entry["results"] or {})
+                    for run, entry in entries.items()
                     if entry["state"] == "finished"
                 ),
             },
@@ -198,17 +209,20 @@ class Sweep:
             live: draw a table; None asks the terminal.
 
         Returns:
-            The exit code: 0, 1 if a run failed, or 130 or 143 if the sweep was stopped by Ctrl-C or SIGTERM.
+            The exit code: 0, 1 if a run failed, or 130, 143 or 129 if the sweep was stopped by Ctrl-C, SIGTERM or
+            SIGHUP.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         display = Display(f"{self.name} in {self.folder}", live=live)
         done = sum(run.state == "finished" for run in self.runs)
         display.say(f"sweep of {len(self.runs)} runs in {self.folder}" + (f"; {done} finished before" if done else ""))
         with self._signals(), display:
-            self.save()
-            self._attach(launcher, display)
-            self._train(launcher, display, slots)
-            self._end(launcher, display)
+            try:
+                self.save()
+                self._attach(launcher, display)
+                self._train(launcher, display, slots)
+            finally:  # a full disk, say, ends the sweep, and must not leave runs behind
+                self._end(launcher, display)
             self.save()
             display.update(self.runs, slots)
         return self._report(launcher, display)
@@ -277,12 +291,12 @@ class Sweep:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are noted, and heeded between two looks at the runs."""
+        """Ctrl-C, SIGTERM and SIGHUP are noted, and heeded between two looks at the runs."""
 
         def note(number: int, _: object) -> None:
             self.signals.append(number)
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in handlers_to_replace()}
         try:
             yield
         finally:
@@ -294,10 +308,10 @@ class Sweep:
         running = [run for run in self.runs if run.state == "running" and run.handle is not None]
         if not running or launcher.detached:
             return
-        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
         for run in running:
             assert run.handle is not None
             run.handle.stop()
+        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
         asked, deadline = len(self.signals), time.monotonic() + GRACE
         while any(run.state == "running" for run in running):
             if len(self.signals) > asked or time.monotonic() > deadline:
@@ -324,7 +338,7 @@ class Sweep:
             else:
                 hint = "the same command goes on where the runs are"
             print(f"fmicl: stopped; {hint} (--out {self.folder})", file=sys.stderr)
-            return 143 if signal.SIGTERM in self.signals else 130
+            return 128 + max(self.signals)  # SIGTERM before Ctrl-C before SIGHUP
         if failed:
             print(
                 f"fmicl: {len(failed)} of {len(self.runs)} runs failed; the same command tries them again "
@@ -368,39 +382,6 @@ def run_sweep(name: str, recipe: Any, grid: Any, options: SweepOptions) -> int:
             return sweep(launcher, slots=options.parallel)
         launcher = LocalLauncher(slots, keep_open=lock)
         return sweep(launcher, slots=len(slots))
-
-
-def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
-    """Refuse what would fail in every run, before the first one starts.
-
-    Args:
-        cells: what is to be trained.
-        here: whether that is on this machine, so that its files must be here.
-
-    Raises:
-        ValueError: an objective that can't be built, batches that can't be shared out, data that isn't named, or
-            sentences of more tokens than the files of a model here say it takes, in the words of `fmicl train`.
-        FileNotFoundError: data that isn't there.
-    """
-    from fmicl.data import dataset_info, named_folder
-    from fmicl.objectives import build_objective
-    from fmicl.processes import check_batch
-
-    for cell in cells:
-        build_objective(cell.recipe)
-        check_batch(cell.recipe, cell.recipe.devices)
-        if isinstance(cell.recipe, TextRecipe):
-            from fmicl.text_models import told_limit
-            from fmicl.text_training import check_lengths
-
-            _ = cell.recipe.text
-            check_lengths(cell.recipe, told_limit(cell.recipe.model))
-        elif dataset_info(cell.recipe.dataset).needs_folder:
-            named_folder(cell.recipe.dataset, cell.recipe.data_dir)
-        for name in DATA if here and not getattr(cell.recipe, "download", False) else ():
-            value = cell.changes.get(name)
-            if isinstance(value, Path) and not value.exists():
-                raise FileNotFoundError(f"there is no {'file' if value.suffix else 'folder'} {value}")
 
 
 def _now() -> str:

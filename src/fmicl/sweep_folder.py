@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fmicl.grid import Cell
+from fmicl import locks
+from fmicl.files import check_writable
+from fmicl.grid import Cell, leaves
 from fmicl.runs import new_run, read_json
 
 __all__ = [
     "DATA",
     "difference",
     "find_folder",
+    "group_labels",
     "key_of",
     "last_error",
     "locked",
@@ -28,6 +30,10 @@ __all__ = [
 
 DATA = ("data_dir", "data", "sts")
 """Fields of recipes that name files which must be there."""
+ROUNDING = frozenset({"device", "devices", "precision", "compile", "memory_gib"})
+"""Settings of the machine that change how numbers are rounded, so that results with others are not of one kind."""
+UNNAMED = "run"
+"""Group of a cell that nothing in its call tells from others but the seed."""
 ROOT = Path("sweeps")
 """Where sweeps go by default, under the current folder."""
 
@@ -58,28 +64,21 @@ def locked(folder: Path) -> Iterator[int | None]:
 
     Raises:
         ValueError: it is something else than a sweep's folder; or another sweep, or a run that outlived one, has it.
+        PermissionError: nothing can be written there.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not the folder of a sweep")
-    if folder.is_dir() and not {".lock", "sweep.json"} & (there := {path.name for path in folder.iterdir()}) and there:
+    if (
+        folder.is_dir()
+        and not {locks.LOCK, "sweep.json"} & (there := {path.name for path in folder.iterdir()})
+        and there
+    ):
         raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield None
-        return
+    check_writable(folder, "take another --out")
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
-            ) from None
+    taken = f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
+    with locks.locked(folder, taken, inherited=True) as descriptor:
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def last_error(log: Path, start: int, code: int) -> str:
@@ -145,6 +144,42 @@ def not_told_apart_by(recipe: Any, cells: Sequence[Cell]) -> frozenset[str]:
     names = {name for changed in changes for name in changed}
     varied = {name for name in names if any(changed.get(name) != changes[0].get(name) for changed in changes)}
     return machine_settings(recipe) - set(DATA) - varied
+
+
+def group_labels(entries: Mapping[str, Mapping[str, Any]], recipe: Any, machine: frozenset[str]) -> dict[str, str]:
+    """Which runs of a folder may be averaged: those that differ in nothing but the seed, whichever call trained them.
+
+    Args:
+        entries: what sweep.json says of the runs, by their names.
+        recipe: what they were changed from.
+        machine: settings that don't tell runs apart.
+
+    Returns:
+        For each run the label of its group: the name that its call had for it, and of groups with the same name also
+        the settings in which they differ.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> changes = [{"epochs": 1}, {"epochs": 1, "seed": 1}, {"seed": 2}]
+        >>> entries = {f"run{i}": {"group": "run", "changes": changed} for i, changed in enumerate(changes)}
+        >>> group_labels(entries, RECIPES["digits"].recipe, frozenset())
+        {'run0': 'epochs=1', 'run1': 'epochs=1', 'run2': 'epochs=100'}
+    """
+    ignored = (machine - ROUNDING) | {"seed"}
+    keys = {run: key_of(entry["changes"], ignored) for run, entry in entries.items()}
+    names: dict[str, str] = {}
+    for run, key in keys.items():
+        if names.get(key, UNNAMED) == UNNAMED:
+            names[key] = entries[run]["group"]
+    own = plain({leaf.name: leaf.of(recipe) for leaf in leaves(type(recipe))})
+    labels = {}
+    for key, name in names.items():
+        rivals = [json.loads(other) for other in names if name in (UNNAMED, names[other])]
+        changed = json.loads(key)
+        varied = [x for x in own if any(other.get(x, own[x]) != changed.get(x, own[x]) for other in rivals)]
+        parts = [f"{x}={changed.get(x, own[x])}" for x in varied]
+        labels[key] = ",".join(([] if name == UNNAMED and parts else [name]) + parts)
+    return {run: labels[key] for run, key in keys.items()}
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:

@@ -130,7 +130,7 @@ def summarise(finished: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[st
     """Mean and spread over the runs of each group.
 
     Args:
-        finished: pairs of a group (a run's name without its seed) and its results.
+        finished: pairs of a group (see :func:`fmicl.sweep_folder.group_labels`) and a run's results.
 
     Returns:
         For each group, its number of runs, and for each score mean, standard deviation (None for one run) and values.

@@ -165,10 +165,9 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     """
     from transformers import AutoModel, AutoTokenizer
 
+    check_model(name)
     local = Path(name).is_dir()
     place = str(_inner_model(Path(name))) if local else name
-    if not local and (Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1):
-        raise FileNotFoundError(f"there is no folder {name} with a model")
     options = {"local_files_only": True} if local else {}
     with quiet_transformers():
         try:
@@ -205,6 +204,17 @@ def _inner_model(folder: Path) -> Path:
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         return folder / str(modules[0]["path"])
     return folder
+
+
+def check_model(name: str) -> None:
+    """Refuse a path where there is no folder; a name may be one on the hub.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
+    if path and not Path(name).is_dir():
+        raise FileNotFoundError(f"there is no folder {name} with a model")
 
 
 def told_limit(name: str) -> int:

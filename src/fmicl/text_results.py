@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fmicl import how_to_install
 from fmicl.checks import TokenPooling
-from fmicl.files import write_whole
+from fmicl.files import check_writable, write_whole
 from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_json
 from fmicl.sts import Encode, StsTask, evaluate_tasks, load_sts
 from fmicl.text_models import Tokenizer, pooled_transformer, quiet_transformers
@@ -189,6 +189,7 @@ def _check_new(path: Path) -> None:
         raise FileExistsError(f"{path} exists and is not overwritten: take another name")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+    check_writable(path.parent, "take another --json")
 
 
 def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> None:

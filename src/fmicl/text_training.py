@@ -5,6 +5,8 @@ It stands beside :mod:`fmicl.training`, which does the same for images and has w
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -74,9 +76,9 @@ def train_text(
         ValueError: settings that don't go together, a file that can't be used, a batch that doesn't fit into memory, or
             a resumed run that was started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
+        fmicl.stopping.Stopped: by Ctrl-C, SIGTERM or SIGHUP in training, which leave a checkpoint; a KeyboardInterrupt.
     """
-    with quiet_lightning():
+    with quiet_lightning(), contextlib.ExitStack() as held:
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
         _require_packages()
         check_batch(recipe, processes.world_size)
@@ -102,8 +104,9 @@ def train_text(
         )
         data = {**sentences.fingerprint, "stsb_dev": None if dev is None else _digest(dev)}
         old = old_run(name, out) if resume else None
+        changed = functools.partial(text_changed, now=data)
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
-            check_same(old, recipe, lambda then: text_changed(then, data))
+            check_same(old, recipe, changed)
             if processes.rank == 0:
                 say(f"the run in {old.path} has ended already")
             return old if processes.rank == 0 else None
@@ -111,7 +114,7 @@ def train_text(
         check_fits(recipe, method, lambda n: torch.zeros(n, stream.longest, dtype=torch.int32), device, processes)
         run = None
         if processes.rank == 0:
-            run = open_folder(recipe, name, out, old, str(device), data, lambda then: text_changed(then, data))
+            run = held.enter_context(open_folder(recipe, name, out, old, str(device), data, changed))
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
             if not makes_views(encoder):
@@ -146,10 +149,10 @@ def train_text(
             say("trained; now the STS tasks")
         scores = None if recipe.sts is None else evaluate_text(run.path, recipe.sts, device=recipe.device, bar=True)
         note_scores(run, scores, chosen)
-    from fmicl.report import write_report
+        from fmicl.report import write_report
 
-    write_report(run.path)
-    return run
+        write_report(run.path)
+        return run
 
 
 def encode_length(recipe: TextRecipe, tokenizer: Tokenizer) -> int:

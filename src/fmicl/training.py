@@ -26,6 +26,8 @@ from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
 from fmicl.exported import EncoderConfig, export
+from fmicl.files import check_writable
+from fmicl.locks import LOCK, locked
 from fmicl.memory import check_memory, explained
 from fmicl.methods import Method, MoCo, Optimisation, method_class
 from fmicl.models import build_encoder, settings_of
@@ -35,6 +37,7 @@ from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run, knn_monitor, load_splits
 from fmicl.runs import (
+    COPY_IT,
     Run,
     new_run,
     old_run,
@@ -67,9 +70,9 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         ValueError: settings that don't go together, a batch that doesn't fit into memory, or a resumed run that was
             started with others.
         fmicl.callbacks.NonFiniteError: the loss is not finite; the last good checkpoint is kept.
-        fmicl.stopping.Stopped: by Ctrl-C or SIGTERM in training, which leave a checkpoint; a KeyboardInterrupt.
+        fmicl.stopping.Stopped: by Ctrl-C, SIGTERM or SIGHUP in training, which leave a checkpoint; a KeyboardInterrupt.
     """
-    with quiet_lightning():
+    with quiet_lightning(), contextlib.ExitStack() as held:
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
         check_batch(recipe, processes.world_size)
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
@@ -89,7 +92,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         check_fits(recipe, method, lambda n: torch.rand(n, *shape), device, processes)
         run = None
         if processes.rank == 0:
-            run = open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed)
+            run = held.enter_context(open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed))
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
@@ -112,10 +115,10 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         export(run, method.encoder, method.projection, config)
         say("trained; now k-NN and a linear probe" if splits.test is not None else "trained; now its geometry")
         evaluate_run(run, splits=splits, device=recipe.device, say=say)
-    from fmicl.report import write_report
+        from fmicl.report import write_report
 
-    write_report(run.path)
-    return run
+        write_report(run.path)
+        return run
 
 
 def build_recipe_encoder(recipe: Recipe) -> nn.Module:
@@ -196,6 +199,7 @@ def check_fits(
         check_memory(recipe, method, views, processes, half=resolve_precision(recipe, device) == "bf16-mixed")
 
 
+@contextlib.contextmanager
 def open_folder(
     recipe: Settings,
     name: str,
@@ -204,17 +208,36 @@ def open_folder(
     device: str,
     data: dict[str, Any],
     changed: Callable[[dict[str, Any] | None], str],
-) -> Run:
-    """The folder to go on in, or a new one; see :func:`check_same` for the last two arguments."""
+) -> Iterator[Run]:
+    """The folder to go on in, or a new one, held so that no other process trains in it.
+
+    Of several processes that train together, the first one alone calls this. See :func:`check_same` for the last two
+    arguments.
+
+    Raises:
+        ValueError: it is no run to resume, or another process trains in it.
+        PermissionError: nothing can be written there.
+        Stopped: Ctrl-C came before or after the training itself.
+    """
     if old is not None and old.settings.exists():
         check_same(old, recipe, changed)
-        remove_halves(old)
-        return old
-    if old is not None and any(old.path.iterdir()):
+    elif old is not None and any(path.name != LOCK for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
+    if old is not None:
+        check_writable(old.path, COPY_IT)
     run = old or new_run(name, out)
-    write_settings(run, name, recipe, device, data)
-    return run
+    taken = f"another process is training in {run.path}: wait for it, end it first, or take another --out"
+    with locked(run.path, taken):
+        if run.settings.exists():
+            remove_halves(run)
+        else:
+            write_settings(run, name, recipe, device, data)
+        try:
+            yield run
+        except Stopped:
+            raise
+        except KeyboardInterrupt:
+            raise Stopped(what_is_left(run)) from None
 
 
 def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | None], str]) -> None:
@@ -263,7 +286,7 @@ def fit(
     """The training itself; afterwards the method holds the trained weights.
 
     Raises:
-        Stopped: by Ctrl-C or SIGTERM; a checkpoint is left, unless a second Ctrl-C came before it was written.
+        Stopped: by Ctrl-C, SIGTERM or SIGHUP; a checkpoint is left, unless a second Ctrl-C came before it was written.
         fmicl.memory.DoesNotFitError: the memory ran out.
     """
     epoch = len(stream)

@@ -53,8 +53,10 @@ def load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: 
 
 
 def _ignore_interrupts(_: int) -> None:
-    """A terminal's Ctrl-C reaches workers too, but the batch under way needs them; their end is this process's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A terminal's Ctrl-C, or its end, reaches workers too, but the batch under way needs them; they end with us."""
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def why(path: Path) -> Skipped:

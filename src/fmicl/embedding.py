@@ -38,8 +38,8 @@ def embed_folder(
     ============  ==============================================================================
 
     Paths are relative to the folder; bytes in a name that are no UTF-8 are written as ``\xff``. Images that can't be
-    decoded are left out and returned by name. For an encoder that was trained on grey images, colours become grey.
-    The output is written whole or not at all.
+    decoded are left out and returned by name, and so are folders that can't be entered or hold runs. For an encoder
+    that was trained on grey images, colours become grey. The output is written whole or not at all.
 
     Args:
         run: a run folder.
@@ -50,7 +50,7 @@ def embed_folder(
         workers: processes that decode images.
 
     Returns:
-        The number of images, and a line for each one that could not be read.
+        The number of images, and a line for each image or folder that was left out.
 
     Raises:
         FileExistsError: the output exists.

@@ -134,7 +134,7 @@ def evaluate_run(
 
 
 def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Splits:
-    """The data of a recipe; ``say`` is told of images that can't be read."""
+    """The data of a recipe; ``say`` is told of images that can't be read, and of folders that are left out."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are told below
         splits = load_images(
@@ -149,6 +149,8 @@ def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Spl
         )
     if splits.skipped and say is not None:
         say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
+    if splits.left_out and say is not None:
+        say(f"warning: folders in {recipe.data_dir} are left out: {listed(splits.left_out)}")
     return splits
 
 

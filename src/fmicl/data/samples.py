@@ -110,7 +110,7 @@ Samples = ArraySamples | FileSamples
 
 @dataclass(frozen=True)
 class Skipped:
-    """An image that could not be read, and why."""
+    """An image that could not be read, or a folder that was not looked into, and why."""
 
     path: Path
     reason: str
@@ -120,7 +120,7 @@ class Skipped:
 
 
 def listed(skipped: Sequence[Skipped]) -> str:
-    """The first three of some images that could not be read, and how many more there are, in one line.
+    """The first three of what was left out, with the reasons, and how many more there are, in one line.
 
     Example:
         >>> listed([Skipped(Path(name), "is empty") for name in ("a.png", "b.png", "c.png", "d.png")])
@@ -154,6 +154,7 @@ class Splits:
         split: Name of the split that ``test`` is: "test", "val", "held-out" or "validation".
         root: The data folder, where samples are image files in it.
         names: The paths below ``root`` of the samples of ``pretrain``, in its order; empty where they are no files.
+        left_out: Subfolders of ``root`` that were not looked into: they can't be entered, or hold runs.
     """
 
     pretrain: Samples
@@ -164,6 +165,7 @@ class Splits:
     split: str = "test"
     root: Path | None = None
     names: tuple[str, ...] = ()
+    left_out: tuple[Skipped, ...] = ()
 
 
 def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,93 @@
+"""What of a folder is data, and what is left out of it by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fmicl import cli
+from fmicl.data import find_images, load_images
+from fmicl.recipes import Recipe
+from fmicl.results import load_splits
+from fmicl.training import train
+from image_sets import make_classes, write_image
+from small_recipes import small
+
+
+def make_run(folder: Path, *beside: str) -> None:
+    """What of a run folder the walk looks at, and a figure."""
+    write_image(folder / "figures" / "loss.png")
+    for name in ("settings.json", *beside):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{}")
+
+
+@pytest.mark.parametrize("beside", ["metrics.csv", "encoder.json", "checkpoints/last.ckpt"])
+def test_figures_of_runs_are_no_data_and_no_class(tmp_path: Path, beside: str) -> None:
+    make_classes(tmp_path, {"cat": 4, "dog": 4})
+    make_run(tmp_path / "runs" / "images-001", beside)
+    make_run(tmp_path / "runs" / "images-002", beside)
+    make_run(tmp_path / "alone", beside)
+    write_image(tmp_path / "sweeps" / "images-001" / "run" / "figures" / "loss.png")
+    (tmp_path / "sweeps" / "images-001" / "sweep.json").write_text("{}")
+    with pytest.warns(UserWarning, match="not looked into and are skipped: .*runs: holds 2 runs of fmicl"):
+        splits = load_images("images", tmp_path, size=32)
+    assert splits.classes == ("cat", "dog")
+    assert len(splits.pretrain) + len(splits.test or ()) == 8
+    names = [x.path.relative_to(tmp_path).as_posix() for x in splits.left_out]
+    assert names == ["alone", "runs", "sweeps"]
+    assert splits.skipped == ()
+
+
+def test_settings_alone_make_no_run(tmp_path: Path) -> None:
+    make_run(tmp_path / "camera")
+    write_image(tmp_path / "a.png")
+    samples, left_out = find_images(tmp_path)
+    assert (len(samples), left_out) == (2, ())
+
+
+def test_a_run_that_is_named_itself_is_looked_into(tmp_path: Path) -> None:
+    make_run(tmp_path / "run", "metrics.csv")
+    assert len(find_images(tmp_path / "run")[0]) == 1
+    with pytest.raises(FileNotFoundError, match=r"no images in .* left out: .*run: holds a run of fmicl"):
+        find_images(tmp_path)
+
+
+def test_training_in_the_photo_folder_twice(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """The runs go to ./runs, which is below the data then."""
+    for i in range(4):
+        write_image(tmp_path / "holiday" / f"{i}.png", i)
+    monkeypatch.chdir(tmp_path)
+    recipe = small("images", Path("."), epochs=1, monitor_every=0)
+    first = train(recipe, name="images")
+    assert first is not None
+    assert list((first.path / "figures").glob("*.png"))
+    capsys.readouterr()
+    assert len(load_splits(recipe, print).pretrain) == 4
+    assert capsys.readouterr().out == "warning: folders in . are left out: runs: holds a run of fmicl\n"
+    assert cli.main(["embed", str(first.path), ".", "-o", "x.csv", "--workers", "0", "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("4 images -> x.csv\n", "left out: runs: holds a run of fmicl\n")
+
+
+def closed_to(name: str, scandir: Callable[..., Any]) -> Callable[..., Any]:
+    def listing(path: Any = ".") -> Any:
+        if Path(path).name == name:
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    return listing
+
+
+def test_folders_that_cannot_be_entered_are_named(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    make_classes(tmp_path, {"cat": 4, "dog": 4, "private": 4})
+    monkeypatch.setattr(os, "scandir", closed_to("private", os.scandir))  # root may enter all that chmod closes
+    splits = load_splits(Recipe(dataset="images", data_dir=tmp_path), print)
+    assert splits.classes == ("cat", "dog")
+    assert "private: can't be entered (Permission denied)" in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="can't be entered"):
+        assert "can't be entered" in find_images(tmp_path)[1][0].reason

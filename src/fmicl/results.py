@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,10 @@ from fmicl.runs import (
 )
 
 EVALUATION_BATCH = 512
-EVALUATION_PIXELS = 2**21
+EVALUATION_PIXELS = 2**19
+"""A batch of large images has fewer of them, so that it has no more pixels than 512 images of CIFAR-10: a CPU machine
+that has the memory to train has it to evaluate."""
+GPU_PIXELS = 2**21
 """On a GPU a batch of small images has more of them, up to so many pixels, or views of a training step: it takes longer
 to ask for a kernel than to run it."""
 PAIRS = 2048
@@ -183,13 +187,12 @@ def _features(
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
     views = recipe.views
-    more = min(EVALUATION_PIXELS // views.size**2, 2 * recipe.batch_size) if device.type == "cuda" else 0
     batches = plain_batches(
         samples,
         size=views.size,
         mean=views.mean,
         std=views.std,
-        batch_size=max(EVALUATION_BATCH, more),
+        batch_size=_batch_size(recipe, device),
         device=device,
         workers=recipe.workers,
         skipped=[] if broken is None else broken,
@@ -197,18 +200,27 @@ def _features(
     return extract_features(encoder, batches, device)
 
 
+def _batch_size(recipe: Recipe, device: torch.device) -> int:
+    """Images that go through an encoder at once, without gradients."""
+    pixels = recipe.views.size**2
+    if device.type == "cuda":
+        return max(EVALUATION_BATCH, min(GPU_PIXELS // pixels, 2 * recipe.batch_size))
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // pixels))
+
+
 def _features_of_views(
     encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Features of random crops and flips of the samples, as in training but with their own colours; and whose they are.
+    """Features of random crops and flips of all samples, as in training but with their own colours; and whose they are.
 
-    Those of samples that don't fill a last batch are left out.
+    Samples that don't fill a last batch make one of their own.
     """
     family = dataclasses.replace(recipe.views, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
-    batch, number = min(EVALUATION_BATCH, len(samples)), recipe.probe_views
+    number, made = recipe.probe_views, max(2, recipe.probe_views)  # a stream has two views at least
+    batch = min(max(1, _batch_size(recipe, device) // made), len(samples))
     stream = ViewStream(
         samples, (family, family), batch, seed=recipe.seed, device=device, workers=recipe.workers,
-        multiplicity=max(2, number), report=lambda _: None,
+        multiplicity=made, report=lambda _: None,
     )  # fmt: skip
     owners: list[Tensor] = []
 
@@ -218,7 +230,13 @@ def _features_of_views(
             yield torch.cat([first, others])[: number * batch], None
 
     features, _ = extract_features(encoder, batches(), device)
-    return features, torch.cat(owners)
+    owner = torch.cat(owners)
+    done = {*owner.tolist(), *stream.undecodable}
+    rest = [i for i in range(len(samples)) if i not in done]
+    if not rest:
+        return features, owner
+    more, whose = _features_of_views(encoder, samples.select(rest), recipe, device)
+    return torch.cat([features, more]), torch.cat([owner, torch.tensor(rest, device=owner.device)[whose]])
 
 
 def _without(samples: Samples, broken: list[Skipped]) -> Samples:
@@ -251,20 +269,16 @@ def _geometry(
     model: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """How close the embeddings of two views of a sample are, and how spread all of them."""
-    batch = min(EVALUATION_BATCH, len(samples))
+    batch = min(EVALUATION_BATCH, _batch_size(recipe, device), len(samples))
     stream = ViewStream(samples, recipe.view_pair, batch, seed=recipe.seed, device=device, workers=recipe.workers)
-    first: list[tuple[Tensor, None]] = []
-    second: list[tuple[Tensor, None]] = []
-    for pair in stream:
-        first.append((pair.first, None))
-        second.append((pair.second, None))
-        if len(first) * batch >= PAIRS:
-            break
-    x, y = extract_features(model, first, device)[0], extract_features(model, second, device)[0]
-    x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
-    found = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in islice(stream, PAIRS // batch):
+        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
+            embeddings.append(extract_features(model, [(views, None)], device)[0])
+    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=recipe.seed)
-    return found, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+    return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
 
 
 def _neighbours(

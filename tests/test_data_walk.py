@@ -91,3 +91,21 @@ def test_folders_that_cannot_be_entered_are_named(tmp_path: Path, monkeypatch: A
     assert "private: can't be entered (Permission denied)" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="can't be entered"):
         assert "can't be entered" in find_images(tmp_path)[1][0].reason
+
+
+def test_one_held_out_image_is_too_few_and_said_before_training(tmp_path: Path) -> None:
+    make_classes(tmp_path, {"cat": 4, "dog": 1})
+    with pytest.raises(ValueError, match=r"too few readable images .* at most 3 of one, and 1 held out"):
+        load_images("images", tmp_path, size=32)
+
+
+def test_a_validation_share_that_leaves_no_class_two_images_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--validation 0.999 leaves too few .* 10 of 10 classes, at most 1 of one"):
+        load_images("digits", validation=0.999)
+
+
+def test_a_validation_share_that_holds_out_one_image_is_refused(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", {"cat": 9, "dog": 1})
+    make_classes(tmp_path / "test", {"cat": 2, "dog": 2})
+    with pytest.raises(ValueError, match=r"--validation 0.1 leaves too few .*take another share.* 1 held out"):
+        load_images("images", tmp_path, size=32, validation=0.1)

@@ -21,7 +21,7 @@ from PIL import ImageOps
 from torch import Tensor
 
 from fmicl.data.decode import check_image, in_threads, resize_centre, stored_side, to_tensor, try_decode
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, listed, split_by_name
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, lacking, listed, split_by_name
 from fmicl.data.walk import images_in, subfolders
 
 __all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
@@ -289,12 +289,11 @@ def _split(
     train = (~is_test & (labels >= 0)).nonzero()[:, 0]
     rest = (~is_test).nonzero()[:, 0]
     held = is_test.nonzero()[:, 0]
-    counts = labels[train].bincount(minlength=2)
-    if len(held) == 0 or int((counts > 0).sum()) < 2 or int(counts.max()) < 2:
+    missing = lacking(labels[train], len(held))
+    if missing:
         unread = f". These can't be read: {listed(skipped)}" if skipped else ""
         raise ValueError(
-            f"{listing.root} has too few readable images in its class folders to evaluate on: training images of two "
-            f"classes, two of one of them, and one that is held out are the least{unread}"
+            f"{listing.root} has too few readable images in its class folders to evaluate on: {missing}{unread}"
         )
     training = _labelled(samples.select(train), labels[train])
     return Splits(

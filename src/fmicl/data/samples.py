@@ -17,6 +17,7 @@ __all__ = [
     "Samples",
     "Skipped",
     "Splits",
+    "lacking",
     "listed",
     "printable",
     "split_by_name",
@@ -166,6 +167,28 @@ class Splits:
     root: Path | None = None
     names: tuple[str, ...] = ()
     left_out: tuple[Skipped, ...] = ()
+
+
+def lacking(labels: Tensor, held_out: int) -> str:
+    """In words, what evaluation lacks, which learns from labelled samples and asks of others; "" where it has all.
+
+    The linear probe holds a training sample out itself, and the geometry compares samples that were held out.
+
+    Example:
+        >>> lacking(torch.tensor([0, 0, 1]), 2)
+        ''
+        >>> lacking(torch.tensor([0, 0, 1]), 1)
+        'training images of two classes, ... there are 3 of 2 classes, at most 2 of one, and 1 held out'
+    """
+    counts = labels.bincount(minlength=1)
+    classes, most = int((counts > 0).sum()), int(counts.max())
+    if classes >= 2 and most >= 2 and held_out >= 2:
+        return ""
+    return (
+        "training images of two classes, two of one of them, and two that are held out are the least; "
+        f"there are {len(labels)} of {classes} class{'' if classes == 1 else 'es'}, at most {most} of one, "
+        f"and {held_out} held out"
+    )
 
 
 def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

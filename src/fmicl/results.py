@@ -24,6 +24,7 @@ from fmicl.data import (
     load_images,
     pictures,
     plain_batches,
+    printable,
     what_changed,
 )
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
@@ -67,8 +68,9 @@ def evaluate_run(
 
     k-NN and linear probe are on the frozen features, and learn from the training split only. Alignment, uniformity,
     effective rank and the distances are those of the embeddings (after the projection head) of two random views of
-    samples that were held out. Results that say something else are not thrown away: they get a number. Image files
-    that can't be decoded are left out, counted and named.
+    samples that were held out. Results that say something else are not thrown away: they get a number. Those on other
+    data than the run was trained on say so (``data_changed``). Image files that can't be decoded are left out, counted
+    and named.
 
     Args:
         run: the run folder.
@@ -93,6 +95,7 @@ def evaluate_run(
     recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
     place = pick_device(device)
     encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
+    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
     if splits is None:
         splits = load_splits(recipe, say)
         changed = what_changed(read_fingerprint(run), splits)
@@ -101,7 +104,9 @@ def evaluate_run(
                 f"warning: the data has changed since {run.path} was trained, so images that it was trained on may be "
                 f"among those it is evaluated on: {changed}"
             )
-    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
+            results["data_changed"] = changed
+        if recipe.data_dir is not None and (changed or data_dir is not None):
+            results["data_dir"] = printable(str(recipe.data_dir.expanduser().absolute()))
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
     broken: list[Skipped] = []

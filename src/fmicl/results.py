@@ -20,6 +20,7 @@ from fmicl.data import (
     Skipped,
     Splits,
     ViewStream,
+    dataset_info,
     listed,
     load_images,
     pictures,
@@ -50,6 +51,8 @@ GPU_PIXELS = 2**21
 to ask for a kernel than to run it."""
 PAIRS = 2048
 """At most so many samples are looked at for the geometry of the embeddings."""
+FEW_CLASSES = 20
+"""Up to so many classes, results.json has their names as well as their number."""
 QUERIES, NEIGHBOURS = 6, 8
 """Rows and columns of the picture of nearest neighbours."""
 
@@ -124,12 +127,18 @@ def evaluate_run(
             probe = linear_probe(features, labels, query_features, query_labels, seed=recipe.seed, views=views)
             results |= {"linear_views": probe.accuracy, "linear_views_protocol": probe.protocol}
         results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(queries)}
+        results["classes"] = len(splits.classes)
+        if len(splits.classes) <= FEW_CLASSES:
+            results["class_names"] = [printable(name) for name in splits.classes]
         if recipe.baselines:
             results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, place)
             torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
             results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, recipe, place)
-    elif recipe.probe_views:
-        say("warning: without labels there is no linear probe, and probe_views has no part")
+    else:
+        unused = [name for name in ("probe_views", "baselines") if getattr(recipe, name)]
+        if unused:
+            have = "have" if len(unused) > 1 else "has"
+            say(f"warning: without labels there is no linear probe, and {' and '.join(unused)} {have} no part")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, place)
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
@@ -143,7 +152,9 @@ def evaluate_run(
 
 
 def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Splits:
-    """The data of a recipe; ``say`` is told of images that can't be read, and of folders that are left out."""
+    """The data of a recipe; ``say`` is told of images and folders that are left out, and of a folder without a part."""
+    if say is not None and recipe.data_dir is not None and not dataset_info(recipe.dataset).needs_folder:
+        say(f"warning: data_dir ({recipe.data_dir}) has no part in {recipe.dataset}, which needs no files")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are told below
         splits = load_images(

@@ -73,7 +73,8 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
       of each class is held out for evaluation. A file's path below the folder decides its side, so that it stays
       there when other files come or go (see :func:`fmicl.data.split_by_name`). Images beside the class folders are
       unlabelled: the encoder is trained on them as well, and evaluation leaves them out.
-    - ``train/`` and ``test/`` (or ``val/``): these are the splits, with a folder for each class in both.
+    - ``train/`` and ``test/`` (or ``val/``), in upper or lower case: these are the splits, with a folder for each
+      class in both.
     - Otherwise all images are unlabelled, however deep they are, and there is nothing to evaluate on.
 
     Args:
@@ -86,7 +87,7 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
         ValueError: If there are classes, but the readable images are too few to evaluate on.
     """
     root = data_dir
-    folders = {f.name: f for f in subfolders(root)}
+    folders = {f.name.lower(): f for f in subfolders(root)}
     evaluation = next((name for name in _EVALUATION if name in folders), None)
     if evaluation is not None and "train" in folders:
         return _assemble(_given_split(root, folders["train"], folders[evaluation]), size, memory_limit)
@@ -222,7 +223,7 @@ def _given_split(root: Path, train: Path, test: Path) -> _Listing:
         tuple(classes),
         test_paths,
         [label[n] for n in test_names],
-        test.name,
+        test.name.lower(),
         left_out,
     )
 

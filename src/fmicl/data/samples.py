@@ -17,12 +17,15 @@ __all__ = [
     "Samples",
     "Skipped",
     "Splits",
+    "described",
     "lacking",
     "listed",
     "printable",
     "split_by_name",
     "stratified_split",
 ]
+
+_NAMED = 10  # classes that a line names
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +170,24 @@ class Splits:
     root: Path | None = None
     names: tuple[str, ...] = ()
     left_out: tuple[Skipped, ...] = ()
+
+
+def described(splits: Splits) -> str:
+    """In one line, which classes there are and how many images they are evaluated on.
+
+    Example:
+        >>> images = ArraySamples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8))
+        >>> described(Splits(images, images, images, ("cat", "dog"), split="held-out"))
+        '2 classes: cat, dog; 4 images held out'
+        >>> described(Splits(images, None, None))
+        'no classes: 4 images without labels'
+    """
+    if splits.test is None:
+        return f"no classes: {len(splits.pretrain):,} images without labels"
+    names = [printable(name) for name in splits.classes]
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    where = "held out" if splits.split in ("held-out", "validation") else f"in the {splits.split} split"
+    return f"{len(names):,} classes: {', '.join(names[:_NAMED])}{more}; {len(splits.test):,} images {where}"
 
 
 def lacking(labels: Tensor, held_out: int) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fmicl import cli
-from fmicl.data import find_images, load_images
+from fmicl import cli, machine
+from fmicl.data import decode, find_images, load_images
 from fmicl.recipes import Recipe
 from fmicl.results import load_splits
 from fmicl.training import train
@@ -91,6 +92,18 @@ def test_folders_that_cannot_be_entered_are_named(tmp_path: Path, monkeypatch: A
     assert "private: can't be entered (Permission denied)" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="can't be entered"):
         assert "can't be entered" in find_images(tmp_path)[1][0].reason
+
+
+def test_no_more_threads_than_this_process_has_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container, say, that has two of the machine's sixty-four."""
+    monkeypatch.setattr(decode, "processors", lambda: 2)
+    names = set(decode.in_threads(lambda _: threading.current_thread().name, list(range(100))))
+    assert 1 <= len(names) <= 2
+    assert machine.processors() == len(os.sched_getaffinity(0))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
+    assert machine.processors() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert machine.processors() == os.cpu_count()
 
 
 def test_one_held_out_image_is_too_few_and_said_before_training(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fmicl import cli, results, tables
-from fmicl.data import ArraySamples, FileSamples
+from fmicl.data import ArraySamples, FileSamples, ViewStream
 from fmicl.report import write_report
 from fmicl.results import evaluate_run
 from fmicl.sweep_table import scores
@@ -90,7 +90,7 @@ def test_large_images_come_in_small_batches(size: int, most: int) -> None:
 def test_geometry_embeds_views_before_the_next_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
 
-    class Stream(results.ViewStream):
+    class Stream(ViewStream):
         def __iter__(self) -> Any:
             for batch in super().__iter__():
                 events.append("made")

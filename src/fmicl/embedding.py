@@ -14,7 +14,7 @@ from fmicl.checks import TokenPooling
 from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
 from fmicl.evaluation import extract_features
 from fmicl.exported import EncoderConfig, load_encoder
-from fmicl.files import write_whole
+from fmicl.files import check_new, write_whole
 from fmicl.runs import open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
@@ -148,10 +148,7 @@ def embed_text(
 def _check_output(output: Path) -> None:
     if output.suffix.lower() not in FORMATS:
         raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
-    if output.exists():
-        raise FileExistsError(f"{output} exists and is not overwritten: take another name")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
+    check_new(output)
 
 
 def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str = "path") -> None:

@@ -7,7 +7,26 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["write_whole"]
+__all__ = ["check_new", "write_whole"]
+
+
+def check_new(path: Path) -> None:
+    """Refuse the name of a file that can't be written, before the work for it is done.
+
+    Raises:
+        FileExistsError: there is one.
+        FileNotFoundError: its folder isn't there.
+
+    Example:
+        >>> check_new(Path("nowhere/x.csv"))
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no folder nowhere to write x.csv into
+    """
+    if path.exists():
+        raise _exists(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
@@ -45,7 +64,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
         else:
             os.link(temporary, path)  # unlike a rename, this refuses to overwrite
     except FileExistsError:
-        raise FileExistsError(f"{path} exists and is not overwritten: take another name") from None
+        raise _exists(path) from None
     finally:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":
@@ -54,3 +73,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists and is not overwritten: take another name")

@@ -48,7 +48,7 @@ def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: it is no run folder, or the run has not ended.
-        ValueError: the run knows its commit, and it is another one.
+        ValueError: the run knows its commit, and it is another one; or its results are on other data.
     """
     for name in ("settings.json", "results.json", "metrics.csv"):
         if not (run / name).is_file():
@@ -57,6 +57,13 @@ def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
     known = told.get("commit")
     if commit and known and not (known.startswith(commit) or commit.startswith(known)):
         raise ValueError(f"{run} was made at commit {known}, not {commit}")
+    results = read_json(run / "results.json")
+    if results.get("data_changed"):
+        raise ValueError(
+            f"{run}/results.json is on other data than the run was trained on ({results['data_changed']}): "
+            "`fmicl evaluate` with the run's own data makes its own results again"
+        )
+    results.pop("data_dir", None)  # the same data, which has moved
     settings = {key: _without_folder(value) for key, value in told["settings"].items()}
     for key in (*getattr(_default(told["recipe"]), "paths", ()), "data_dir", "cache_dir"):
         if settings.get(key) is not None:  # a file's name tells what it was, a folder's only where it was
@@ -70,7 +77,7 @@ def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
         "commit": known or commit,
         "seed": told["seed"],
         "started": told["started"],
-        "results": _without_folders(read_json(run / "results.json")),
+        "results": _without_folders(results),
         "metrics": _metrics(run / "metrics.csv"),
     }
     return {**head, **{key: value for key, value in tail.items() if key != "data" or value is not None}}

@@ -124,6 +124,15 @@ def test_page_tells_results_with_their_split_and_epoch(whole: Path) -> None:
     assert "Left out" not in text
 
 
+def test_page_says_that_results_are_on_other_data(run: Path) -> None:
+    assert "other data" not in text_of(write_report(run))
+    results = json.loads((run / "results.json").read_text())
+    changed = {"data_changed": "it was trained on 5 images", "data_dir": "/photos/<new>"}
+    (run / "results.json").write_text(json.dumps(results | changed))
+    told = "On other data than the run was trained on (/photos/<new>): it was trained on 5 images"
+    assert told in text_of(write_report(run))
+
+
 def test_best_of_each_column_is_bold_whosever_it_is(whole: Path) -> None:
     page = (whole / "report.html").read_text(encoding="utf-8")
     assert re.findall(r"<td><b>(.*?)</b>", page) == ["98.3 %", "98.2 %"]

@@ -153,6 +153,18 @@ def test_all_finished_runs_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no run of the sweep" in capsys.readouterr().err
 
 
+def test_results_on_other_data_are_not_the_runs_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = {"knn": 84.0, "split": "test", "data_dir": "/home/someone/moved"}
+    assert record.make_record(run_folder(tmp_path / "moved", results=results))["results"] == {
+        "knn": 84.0,
+        "split": "test",
+    }
+    other = run_folder(tmp_path / "other", results={**results, "data_changed": "there are 5 now"})
+    assert record.main([str(other), "--into", str(tmp_path / "results")]) == 2
+    assert "on other data than the run was trained on (there are 5 now): `fmicl evaluate`" in capsys.readouterr().err
+    assert not (tmp_path / "results").exists()
+
+
 def test_the_commit_is_the_runs_own_or_the_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unknown = run_folder(tmp_path / "unknown", commit=None)
     assert record.make_record(unknown, "9ca1ca6")["commit"] == "9ca1ca6"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fmicl import cli, results, tables
-from fmicl.data import ArraySamples, FileSamples
+from fmicl.data import ArraySamples, FileSamples, ViewStream
 from fmicl.report import write_report
 from fmicl.results import evaluate_run
 from fmicl.sweep_table import scores
@@ -47,14 +47,72 @@ def test_views_of_a_structured_image_differ() -> None:
         assert not torch.equal(one, other)
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_images_that_do_not_fill_a_batch_have_views_as_well(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "EVALUATION_BATCH", 8)
+    plain = torch.arange(11, dtype=torch.uint8).mul(20).view(11, 1, 1, 1).expand(11, 1, 8, 8)
+    recipe = digits(probe_views=number, batch_size=4)
+    features, owners = results._features_of_views(Shape(), ArraySamples(plain), recipe, torch.device("cpu"))
+    mean, std = recipe.views.mean[0], recipe.views.std[0]
+    torch.testing.assert_close(features[:, 0], (owners * 20 / 255 - mean) / std, atol=1e-5, rtol=1e-5)
+    assert sorted(owners.tolist()) == sorted([*range(11)] * number)
+
+
+class Watched(nn.Module):
+    """Says how many images it sees at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen.append(len(images))
+        return images.flatten(1)[:, :4]
+
+
+@pytest.mark.parametrize(("size", "most"), [(8, 512), (128, 32), (224, 10), (512, 2)])
+def test_large_images_come_in_small_batches(size: int, most: int) -> None:
+    assert results._batch_size(small("images", None, size=32), torch.device("cpu")) == 512
+    count = 2 * most + 1
+    images = torch.randint(256, (count, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    recipe = small("images", None, size=size, probe_views=4)
+    cpu = torch.device("cpu")
+    assert results._batch_size(recipe, cpu) == most
+    encoder = Watched()
+    samples = ArraySamples(images, torch.zeros(count, dtype=torch.int64))
+    results._features(encoder, samples, recipe, cpu)
+    assert sum(encoder.seen) == count
+    results._features_of_views(encoder, samples, recipe, cpu)
+    results._geometry(encoder, samples, recipe, cpu)
+    assert max(encoder.seen) == max(most, 4)  # the views of one image are not taken apart
+
+
+def test_geometry_embeds_views_before_the_next_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Stream(ViewStream):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                events.append("made")
+                yield batch
+
+    monkeypatch.setattr(results, "ViewStream", Stream)
+    monkeypatch.setattr(results, "EVALUATION_BATCH", 4)
+    encoder = Watched()
+    encoder.register_forward_pre_hook(lambda *_: events.append("embedded"))
+    images = torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    results._geometry(encoder, ArraySamples(images), digits(), torch.device("cpu"))
+    assert events == ["made", "embedded", "embedded"] * 3
+
+
 def test_a_run_has_a_second_probe_where_it_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = train(digits(epochs=1, probe_views=2), out=tmp_path / "run")
     assert run is not None
     found = json.loads(run.results.read_text())
-    # 1347 training images in two batches of 512, and two views of each
-    assert "with those of 2048 random views of the training samples" in found["linear_views_protocol"]
+    # two views of each of the 1347 training images, also of those that don't fill a batch
+    assert "with those of 2694 random views of the training samples" in found["linear_views_protocol"]
     assert "no augmentation" in found["linear_protocol"]
     assert 10 < found["linear_views"] <= 100
     assert scores(found)["linear on views"] == found["linear_views"]

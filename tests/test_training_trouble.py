@@ -90,11 +90,16 @@ def test_data_that_has_changed_is_noticed(tmp_path: Path, capsys: pytest.Capture
         with pytest.raises(ValueError, match=f"the data has changed since .*: {changed}"):
             train(recipe, out=tmp_path / "run", resume=True)
     capsys.readouterr()
-    evaluate_run(run)
+    own = json.loads(run.results.read_text())
+    assert not {"data_changed", "data_dir"} & own.keys()
+    found = evaluate_run(run)
     said = capsys.readouterr().out
     assert "warning: the data has changed" in said
     assert changed in said
     assert said.count("\n") == 1
+    assert (found["data_changed"], found["data_dir"]) == (changed, str(folder))
+    assert json.loads(run.results.read_text()) == found
+    assert json.loads((run.path / "results-1.json").read_text()) == own
 
 
 class Breaks(nn.Module):

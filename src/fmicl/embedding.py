@@ -14,7 +14,7 @@ from fmicl.checks import TokenPooling
 from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
 from fmicl.evaluation import extract_features
 from fmicl.exported import EncoderConfig, load_encoder
-from fmicl.files import check_writable, write_whole
+from fmicl.files import check_new, write_whole
 from fmicl.runs import open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
@@ -38,8 +38,8 @@ def embed_folder(
     ============  ==============================================================================
 
     Paths are relative to the folder; bytes in a name that are no UTF-8 are written as ``\xff``. Images that can't be
-    decoded are left out and returned by name. For an encoder that was trained on grey images, colours become grey.
-    The output is written whole or not at all.
+    decoded are left out and returned by name, and so are folders that can't be entered or hold runs. For an encoder
+    that was trained on grey images, colours become grey. The output is written whole or not at all.
 
     Args:
         run: a run folder.
@@ -50,7 +50,7 @@ def embed_folder(
         workers: processes that decode images.
 
     Returns:
-        The number of images, and a line for each one that could not be read.
+        The number of images, and a line for each image or folder that was left out.
 
     Raises:
         FileExistsError: the output exists.
@@ -148,11 +148,7 @@ def embed_text(
 def _check_output(output: Path) -> None:
     if output.suffix.lower() not in FORMATS:
         raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
-    if output.exists():
-        raise FileExistsError(f"{output} exists and is not overwritten: take another name")
-    if not output.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {output.parent} to write {output.name} into")
-    check_writable(output.parent, "take another -o")
+    check_new(output, "take another -o")
 
 
 def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str = "path") -> None:

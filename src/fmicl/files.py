@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["check_writable", "write_whole"]
+__all__ = ["check_new", "check_writable", "write_whole"]
 
 
 def check_writable(path: Path, hint: str) -> None:
@@ -27,6 +27,31 @@ def check_writable(path: Path, hint: str) -> None:
     there = next(place for place in (path, *path.parents) if place.exists())
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(f"there is no permission to write into {there.absolute()}: {hint}")
+
+
+def check_new(path: Path, hint: str) -> None:
+    """Refuse the name of a file that can't be written, before the work for it is done.
+
+    Args:
+        path: the file.
+        hint: what to do where its folder can't be written to.
+
+    Raises:
+        FileExistsError: there is one.
+        FileNotFoundError: its folder isn't there.
+        PermissionError: nothing may be written there.
+
+    Example:
+        >>> check_new(Path("nowhere/x.csv"), "take another -o")
+        Traceback (most recent call last):
+        ...
+        FileNotFoundError: there is no folder nowhere to write x.csv into
+    """
+    if path.exists():
+        raise _exists(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
+    check_writable(path.parent, hint)
 
 
 def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
@@ -64,7 +89,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
         else:
             os.link(temporary, path)  # unlike a rename, this refuses to overwrite
     except FileExistsError:
-        raise FileExistsError(f"{path} exists and is not overwritten: take another name") from None
+        raise _exists(path) from None
     finally:
         temporary.unlink(missing_ok=True)
     if os.name == "posix":
@@ -73,3 +98,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(f"{path} exists and is not overwritten: take another name")

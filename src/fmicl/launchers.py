@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fmicl import how_to_install
+from fmicl.machine import processors
 
 __all__ = [
     "Handle",
@@ -108,7 +109,7 @@ def local_slots(parallel: int = 1, *, device: str = "auto", devices: int = 1) ->
         return slots * parallel
     shared = {}
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        shared = {"OMP_NUM_THREADS": str(max(1, _processors() // (parallel * devices)))}
+        shared = {"OMP_NUM_THREADS": str(max(1, processors() // (parallel * devices)))}
     return [Slot(kind, shared)] * parallel
 
 
@@ -119,12 +120,6 @@ def _gpus() -> list[str]:
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
     return named[:count] if named else [str(i) for i in range(count)]
-
-
-def _processors() -> int:
-    with contextlib.suppress(AttributeError):  # Linux only; a container may give fewer than there are
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class LocalLauncher:

@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fmicl.methods import Method
+from fmicl.tables import clock
 
 
 class Progress(Callback):
@@ -78,7 +79,7 @@ class Progress(Callback):
             self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=samples)
         else:
             left = (self.total - done) / rate
-            self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {_clock(left)}")
+            self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {clock(left)}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was, cursor and all; after an exception Lightning calls no `teardown`."""
@@ -92,9 +93,3 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}"

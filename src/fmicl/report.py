@@ -184,9 +184,12 @@ def _results(results: Mapping[str, Any]) -> str:
     if any(is_number(results.get(key)) for key in _EXPLAINED):
         which = "held-out samples" if results.get("split") is not None else "training samples, as none are held out"
         where += f". Alignment, uniformity and effective rank are of two views of {which}, after training"
+    if results.get("data_changed"):
+        place = f" ({show(results['data_dir'])})" if results.get("data_dir") else ""
+        where += f".</p><p><b>On other data than the run was trained on</b>{place}: {show(results['data_changed'])}"
     rivals = [key for key in ("untrained", "raw_pixels") if isinstance(results.get(key), dict)]
     beside = _comparison(results, rivals) if rivals else ""
-    told = {"knn", "linear", "linear_views", "split", "epoch", "k", *_EXPLAINED, *rivals}
+    told = {"knn", "linear", "linear_views", "split", "epoch", "k", "data_changed", *_EXPLAINED, *rivals}
     rest = [(key, value) for key, value in flat(results) if key.split(".")[0] not in told]
     more = f"<details><summary>How it was measured</summary>{pairs(rest)}</details>" if rest else ""
     return (

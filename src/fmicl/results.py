@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from fmicl.data import (
     Skipped,
     Splits,
     ViewStream,
+    dataset_info,
     listed,
     load_images,
     pictures,
     plain_batches,
+    printable,
     what_changed,
 )
 from fmicl.evaluation import extract_features, knn_accuracy, linear_probe
@@ -41,11 +44,16 @@ from fmicl.runs import (
 )
 
 EVALUATION_BATCH = 512
-EVALUATION_PIXELS = 2**21
+EVALUATION_PIXELS = 2**19
+"""A batch of large images has fewer of them, so that it has no more pixels than 512 images of CIFAR-10: a CPU machine
+that has the memory to train has it to evaluate."""
+GPU_PIXELS = 2**21
 """On a GPU a batch of small images has more of them, up to so many pixels, or views of a training step: it takes longer
 to ask for a kernel than to run it."""
 PAIRS = 2048
 """At most so many samples are looked at for the geometry of the embeddings."""
+FEW_CLASSES = 20
+"""Up to so many classes, results.json has their names as well as their number."""
 QUERIES, NEIGHBOURS = 6, 8
 """Rows and columns of the picture of nearest neighbours."""
 
@@ -64,8 +72,9 @@ def evaluate_run(
 
     k-NN and linear probe are on the frozen features, and learn from the training split only. Alignment, uniformity,
     effective rank and the distances are those of the embeddings (after the projection head) of two random views of
-    samples that were held out. Results that say something else are not thrown away: they get a number. Image files
-    that can't be decoded are left out, counted and named.
+    samples that were held out. Results that say something else are not thrown away: they get a number. Those on other
+    data than the run was trained on say so (``data_changed``). Image files that can't be decoded are left out, counted
+    and named.
 
     Args:
         run: the run folder.
@@ -92,6 +101,7 @@ def evaluate_run(
     recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
     place = pick_device(device)
     encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
+    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
     if splits is None:
         splits = load_splits(recipe, say)
         changed = what_changed(read_fingerprint(run), splits)
@@ -100,7 +110,9 @@ def evaluate_run(
                 f"warning: the data has changed since {run.path} was trained, so images that it was trained on may be "
                 f"among those it is evaluated on: {changed}"
             )
-    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
+            results["data_changed"] = changed
+        if recipe.data_dir is not None and (changed or data_dir is not None):
+            results["data_dir"] = printable(str(recipe.data_dir.expanduser().absolute()))
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
     broken: list[Skipped] = []
@@ -118,12 +130,18 @@ def evaluate_run(
             probe = linear_probe(features, labels, query_features, query_labels, seed=recipe.seed, views=views)
             results |= {"linear_views": probe.accuracy, "linear_views_protocol": probe.protocol}
         results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(queries)}
+        results["classes"] = len(splits.classes)
+        if len(splits.classes) <= FEW_CLASSES:
+            results["class_names"] = [printable(name) for name in splits.classes]
         if recipe.baselines:
             results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, place)
             torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
             results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, recipe, place)
-    elif recipe.probe_views:
-        say("warning: without labels there is no linear probe, and probe_views has no part")
+    else:
+        unused = [name for name in ("probe_views", "baselines") if getattr(recipe, name)]
+        if unused:
+            have = "have" if len(unused) > 1 else "has"
+            say(f"warning: without labels there is no linear probe, and {' and '.join(unused)} {have} no part")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, place)
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
@@ -137,7 +155,9 @@ def evaluate_run(
 
 
 def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Splits:
-    """The data of a recipe; ``say`` is told of images that can't be read."""
+    """The data of a recipe; ``say`` is told of images and folders that are left out, and of a folder without a part."""
+    if say is not None and recipe.data_dir is not None and not dataset_info(recipe.dataset).needs_folder:
+        say(f"warning: data_dir ({recipe.data_dir}) has no part in {recipe.dataset}, which needs no files")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are told below
         splits = load_images(
@@ -152,6 +172,8 @@ def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Spl
         )
     if splits.skipped and say is not None:
         say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
+    if splits.left_out and say is not None:
+        say(f"warning: folders in {recipe.data_dir} are left out: {listed(splits.left_out)}")
     return splits
 
 
@@ -184,13 +206,12 @@ def _features(
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
     views = recipe.views
-    more = min(EVALUATION_PIXELS // views.size**2, 2 * recipe.batch_size) if device.type == "cuda" else 0
     batches = plain_batches(
         samples,
         size=views.size,
         mean=views.mean,
         std=views.std,
-        batch_size=max(EVALUATION_BATCH, more),
+        batch_size=_batch_size(recipe, device),
         device=device,
         workers=recipe.workers,
         skipped=[] if broken is None else broken,
@@ -198,18 +219,27 @@ def _features(
     return extract_features(encoder, batches, device)
 
 
+def _batch_size(recipe: Recipe, device: torch.device) -> int:
+    """Images that go through an encoder at once, without gradients."""
+    pixels = recipe.views.size**2
+    if device.type == "cuda":
+        return max(EVALUATION_BATCH, min(GPU_PIXELS // pixels, 2 * recipe.batch_size))
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // pixels))
+
+
 def _features_of_views(
     encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Features of random crops and flips of the samples, as in training but with their own colours; and whose they are.
+    """Features of random crops and flips of all samples, as in training but with their own colours; and whose they are.
 
-    Those of samples that don't fill a last batch are left out.
+    Samples that don't fill a last batch make one of their own.
     """
     family = dataclasses.replace(recipe.views, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
-    batch, number = min(EVALUATION_BATCH, len(samples)), recipe.probe_views
+    number, made = recipe.probe_views, max(2, recipe.probe_views)  # a stream has two views at least
+    batch = min(max(1, _batch_size(recipe, device) // made), len(samples))
     stream = ViewStream(
         samples, (family, family), batch, seed=recipe.seed, device=device, workers=recipe.workers,
-        multiplicity=max(2, number), report=lambda _: None,
+        multiplicity=made, report=lambda _: None,
     )  # fmt: skip
     owners: list[Tensor] = []
 
@@ -219,7 +249,13 @@ def _features_of_views(
             yield torch.cat([first, others])[: number * batch], None
 
     features, _ = extract_features(encoder, batches(), device)
-    return features, torch.cat(owners)
+    owner = torch.cat(owners)
+    done = {*owner.tolist(), *stream.undecodable}
+    rest = [i for i in range(len(samples)) if i not in done]
+    if not rest:
+        return features, owner
+    more, whose = _features_of_views(encoder, samples.select(rest), recipe, device)
+    return torch.cat([features, more]), torch.cat([owner, torch.tensor(rest, device=owner.device)[whose]])
 
 
 def _without(samples: Samples, broken: list[Skipped]) -> Samples:
@@ -252,20 +288,16 @@ def _geometry(
     model: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """How close the embeddings of two views of a sample are, and how spread all of them."""
-    batch = min(EVALUATION_BATCH, len(samples))
+    batch = min(EVALUATION_BATCH, _batch_size(recipe, device), len(samples))
     stream = ViewStream(samples, recipe.view_pair, batch, seed=recipe.seed, device=device, workers=recipe.workers)
-    first: list[tuple[Tensor, None]] = []
-    second: list[tuple[Tensor, None]] = []
-    for pair in stream:
-        first.append((pair.first, None))
-        second.append((pair.second, None))
-        if len(first) * batch >= PAIRS:
-            break
-    x, y = extract_features(model, first, device)[0], extract_features(model, second, device)[0]
-    x, y = nn.functional.normalize(x, dim=1), nn.functional.normalize(y, dim=1)
-    found = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in islice(stream, PAIRS // batch):
+        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
+            embeddings.append(extract_features(model, [(views, None)], device)[0])
+    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=recipe.seed)
-    return found, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+    return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
 
 
 def _neighbours(

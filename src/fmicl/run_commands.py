@@ -126,7 +126,7 @@ class Embed:
             self.run, self.source, self.output, device=self.device, batch_size=self.batch_size, workers=workers
         )
         for line in skipped:
-            print(f"left out, can't be read: {line}", file=sys.stderr)
+            print(f"left out: {line}", file=sys.stderr)
         print(f"{count} images -> {self.output}")
 
 

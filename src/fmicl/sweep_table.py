@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from fmicl.tables import clock
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -168,19 +169,6 @@ def summary_table(summary: Sequence[Mapping[str, Any]]) -> Any:
         shown = [spread(row[label]["values"]) if label in row else "" for label in labels]
         table.add_row(row["group"], str(row["runs"]), *shown)
     return table
-
-
-def clock(seconds: float | None) -> str:
-    """Hours, minutes and seconds; "" for None.
-
-    Example:
-        >>> clock(3725.0)
-        '1:02:05'
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def time_left(row: Row) -> float | None:

@@ -1,15 +1,29 @@
-"""What came out of a run, as a small table for the terminal. Nothing of weight is imported before there is one."""
+"""Times, and what came out of a run as a small table, for the terminal. Nothing of weight is imported before."""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
-__all__ = ["print_results", "print_sts"]
+__all__ = ["clock", "print_results", "print_sts"]
 
 FEW = 100
 """Of fewer held-out images than this, an accuracy says little, and a line says so."""
+
+
+def clock(seconds: float | None) -> str:
+    """Hours, minutes and seconds; "" for None.
+
+    Example:
+        >>> clock(3725.0)
+        '1:02:05'
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def print_results(run: Path) -> None:

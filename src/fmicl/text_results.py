@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fmicl import how_to_install
 from fmicl.checks import TokenPooling
-from fmicl.files import check_writable, write_whole
+from fmicl.files import check_new, write_whole
 from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_json
 from fmicl.sts import Encode, StsTask, evaluate_tasks, load_sts
 from fmicl.text_models import Tokenizer, pooled_transformer, quiet_transformers
@@ -66,7 +66,7 @@ def evaluate_text(
             is damaged.
     """
     if output is not None:
-        _check_new(output)
+        check_new(output, "take another --json")
     tasks = load_sts(sts)  # cheap: what is wrong with them is said before a model is loaded
     encode = load_sentence_encoder(path, device, pooling)
     about = {"model": str(path)} if pooling is None else {"model": str(path), "pooling": pooling}
@@ -182,14 +182,6 @@ def write_new_json(path: Path, value: object) -> None:
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
-
-
-def _check_new(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} exists and is not overwritten: take another name")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} into")
-    check_writable(path.parent, "take another --json")
 
 
 def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> None:

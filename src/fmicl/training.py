@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
-from fmicl.data import Skipped, Splits, Stream, ViewStream, fingerprint, listed, what_changed
+from fmicl.data import Skipped, Splits, Stream, ViewStream, described, fingerprint, listed, what_changed
 from fmicl.exported import EncoderConfig, export
 from fmicl.files import check_writable
 from fmicl.locks import LOCK, locked
@@ -94,6 +94,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         if processes.rank == 0:
             run = held.enter_context(open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed))
             say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
+            say(described(splits))
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
             _report_unused_by(encoder, recipe, usual)
@@ -114,7 +115,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         config = EncoderConfig.of(recipe, int(encoder.num_features))  # type: ignore[arg-type]
         export(run, method.encoder, method.projection, config)
         say("trained; now k-NN and a linear probe" if splits.test is not None else "trained; now its geometry")
-        evaluate_run(run, splits=splits, device=recipe.device, say=say)
+        evaluate_run(run, splits=splits, device=recipe.device, workers=recipe.workers, say=say)
         from fmicl.report import write_report
 
         write_report(run.path)
@@ -122,7 +123,17 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
 
 
 def build_recipe_encoder(recipe: Recipe) -> nn.Module:
-    """The untrained encoder of a recipe; its weights follow from torch's seed."""
+    """The untrained encoder of a recipe; its weights follow from torch's seed.
+
+    Raises:
+        ValueError: there is no such encoder, it can't take the images, or its name is that of trained weights.
+    """
+    plain, _, tag = recipe.encoder.partition(".")
+    if tag:
+        raise ValueError(
+            f"encoder {recipe.encoder} names trained weights ({tag}), but training starts from random ones: "
+            f"take --encoder {plain}"
+        )
     return build_encoder(
         recipe.encoder,
         size=recipe.views.size,

@@ -16,6 +16,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fmicl.data.samples import Skipped
+from fmicl.machine import processors
 
 __all__ = [
     "EXTENSIONS",
@@ -170,13 +171,13 @@ def to_tensor(image: Image.Image) -> Tensor:
 
 
 def in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> Iterator[_Result]:
-    """``map`` with a thread for each core, in order; decoding runs outside of Python's lock.
+    """``map`` with a thread for each processor of this process, in order; decoding runs outside of Python's lock.
 
     Example:
         >>> list(in_threads(abs, [-1, 2, -3]))
         [1, 2, 3]
     """
-    threads = os.cpu_count() or 1
+    threads = processors()
     source = iter(items)
     with ThreadPoolExecutor(threads) as pool:
         # A bounded number in flight, since what comes out can be large.

@@ -1,6 +1,7 @@
 """Folders of images: TinyImageNet, ImageNet, and a user's own.
 
-A file counts as an image by its extension; hidden files and folders are passed over. Every image is looked at
+A file counts as an image by its extension; hidden files and folders are passed over, and so are the folders of runs
+and sweeps, whose figures are no data (:mod:`fmicl.data.walk`). Every image is looked at
 before training starts: decoded, or, in folders of more than 10,000 that don't fit into memory, only its header and
 its end (damage in between is then found while training, see :class:`fmicl.data.ViewStream`). Those that can't be
 read are skipped, counted, and reported with a warning; it is an error if there are no others. They have no say in
@@ -10,7 +11,6 @@ which of the others are held out, or at what shape these are kept.
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +20,9 @@ import torch
 from PIL import ImageOps
 from torch import Tensor
 
-from fmicl.data.decode import EXTENSIONS, check_image, in_threads, resize_centre, stored_side, to_tensor, try_decode
-from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, listed, split_by_name
+from fmicl.data.decode import check_image, in_threads, resize_centre, stored_side, to_tensor, try_decode
+from fmicl.data.samples import ArraySamples, FileSamples, Samples, Skipped, Splits, lacking, listed, split_by_name
+from fmicl.data.walk import images_in, subfolders
 
 __all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
 
@@ -42,13 +43,15 @@ class _Listing:
     test_paths: list[Path]
     test_labels: list[int]
     split: str
+    left_out: list[Skipped]
 
 
 def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
     """All readable images of a folder and the folders in it, sorted by path, without labels.
 
     Returns:
-        The images, and those that can't be read; a warning counts the latter.
+        The images, and what is left out: images that can't be read, and folders that can't be entered or hold runs
+        of this package. Warnings count these.
 
     Raises:
         FileNotFoundError: If there is no such folder, or no readable image in it.
@@ -56,10 +59,11 @@ def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
     root = Path(folder)
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
-    paths = _images_in(root)
+    left_out: list[Skipped] = []
+    paths = images_in(root, left_out)
     shapes, skipped = _look(paths)
-    _report(root, skipped, len(paths))
-    return FileSamples(tuple(shapes)), tuple(skipped)
+    _report(root, skipped, len(paths), left_out)
+    return FileSamples(tuple(shapes)), (*skipped, *left_out)
 
 
 def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
@@ -69,7 +73,8 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
       of each class is held out for evaluation. A file's path below the folder decides its side, so that it stays
       there when other files come or go (see :func:`fmicl.data.split_by_name`). Images beside the class folders are
       unlabelled: the encoder is trained on them as well, and evaluation leaves them out.
-    - ``train/`` and ``test/`` (or ``val/``): these are the splits, with a folder for each class in both.
+    - ``train/`` and ``test/`` (or ``val/``), in upper or lower case: these are the splits, with a folder for each
+      class in both.
     - Otherwise all images are unlabelled, however deep they are, and there is nothing to evaluate on.
 
     Args:
@@ -82,14 +87,16 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
         ValueError: If there are classes, but the readable images are too few to evaluate on.
     """
     root = data_dir
-    folders = {f.name: f for f in _subfolders(root)}
+    folders = {f.name.lower(): f for f in subfolders(root)}
     evaluation = next((name for name in _EVALUATION if name in folders), None)
     if evaluation is not None and "train" in folders:
         return _assemble(_given_split(root, folders["train"], folders[evaluation]), size, memory_limit)
-    paths = _images_in(root)
+    left_out: list[Skipped] = []
+    paths = images_in(root, left_out)
     names = sorted({p.relative_to(root).parts[0] for p in paths if p.parent != root})
     if len(names) < 2:
-        return _assemble(_Listing(root, paths, [-1] * len(paths), (), [], [], "none"), size, memory_limit)
+        listing = _Listing(root, paths, [-1] * len(paths), (), [], [], "none", left_out)
+        return _assemble(listing, size, memory_limit)
     label = {name: i for i, name in enumerate(names)}
     # The labelled images first: evaluation takes the front.
     paths.sort(key=lambda p: (p.parent == root, p))
@@ -107,6 +114,7 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
         [paths[i] for i in held],
         [labels[i] for i in held],
         "held-out",
+        left_out,
     )
     return _assemble(listing, size, memory_limit)
 
@@ -143,20 +151,24 @@ def load_tinyimagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits
         if not (root / needed).exists():
             raise FileNotFoundError(f"no TinyImageNet in {data_dir}: {root / needed} is missing; {address}")
     listed = root / "wnids.txt"
-    names = listed.read_text().split() if listed.is_file() else [f.name for f in _subfolders(root / "train")]
+    names = listed.read_text().split() if listed.is_file() else [f.name for f in subfolders(root / "train")]
     label = {name: i for i, name in enumerate(sorted(names))}
     paths, labels = [], []
+    left_out: list[Skipped] = []
     for name in sorted(names):
-        found = _images_in(root / "train" / name)
+        found = images_in(root / "train" / name, left_out)
         paths += found
         labels += [label[name]] * len(found)
-    test_paths, test_labels = _tinyimagenet_annotations(root / "val", label)
+    test_paths, test_labels = _tinyimagenet_annotations(root / "val", label, left_out)
     words = _words(root / "words.txt")
     classes = tuple(words.get(name, name) for name in sorted(names))
-    return _assemble(_Listing(root, paths, labels, classes, test_paths, test_labels, "val"), size, memory_limit)
+    listing = _Listing(root, paths, labels, classes, test_paths, test_labels, "val", left_out)
+    return _assemble(listing, size, memory_limit)
 
 
-def _tinyimagenet_annotations(val: Path, label: dict[str, int]) -> tuple[list[Path], list[int]]:
+def _tinyimagenet_annotations(
+    val: Path, label: dict[str, int], left_out: list[Skipped]
+) -> tuple[list[Path], list[int]]:
     annotations = val / "val_annotations.txt"
     entries: dict[str, int] = {}
     for number, line in enumerate(annotations.read_text().splitlines(), start=1):
@@ -167,7 +179,7 @@ def _tinyimagenet_annotations(val: Path, label: dict[str, int]) -> tuple[list[Pa
                 f"it is {line!r}: extract the archive again"
             )
         entries[columns[0]] = label[columns[1]]
-    there = {p.name for p in _images_in(val / "images")}
+    there = {p.name for p in images_in(val / "images", left_out)}
     for missing in sorted(entries.keys() - there)[:1]:
         raise FileNotFoundError(f"{val / 'images' / missing} is missing, but {annotations} names it")
     for extra in sorted(there - entries.keys())[:1]:
@@ -185,8 +197,9 @@ def _words(path: Path) -> dict[str, str]:
 def _given_split(root: Path, train: Path, test: Path) -> _Listing:
     """Class folders in two places; those of the second are among those of the first."""
     found: list[tuple[list[Path], list[str]]] = []
+    left_out: list[Skipped] = []
     for folder in (train, test):
-        paths = _images_in(folder)
+        paths = images_in(folder, left_out)
         loose = next((p for p in paths if p.parent == folder), None)
         if loose is not None:
             raise ValueError(
@@ -210,7 +223,8 @@ def _given_split(root: Path, train: Path, test: Path) -> _Listing:
         tuple(classes),
         test_paths,
         [label[n] for n in test_names],
-        test.name,
+        test.name.lower(),
+        left_out,
     )
 
 
@@ -223,7 +237,7 @@ def _assemble(listing: _Listing, size: int, memory_limit: int) -> Splits:
     shapes, skipped = _look(paths)
     samples, failed = _read(shapes, size, memory_limit)
     skipped += failed
-    _report(listing.root, skipped, len(paths))
+    _report(listing.root, skipped, len(paths), listing.left_out)
     bad = {x.path for x in skipped}
     good = [i for i, path in enumerate(paths) if path not in bad]
     names = [paths[i].relative_to(listing.root).as_posix() for i in good]
@@ -270,16 +284,17 @@ def _split(
     skipped: tuple[Skipped, ...],
 ) -> Splits:
     if not listing.classes:
-        return Splits(samples, None, None, (), skipped, listing.split, listing.root, tuple(names))
+        return Splits(
+            samples, None, None, (), skipped, listing.split, listing.root, tuple(names), tuple(listing.left_out)
+        )
     train = (~is_test & (labels >= 0)).nonzero()[:, 0]
     rest = (~is_test).nonzero()[:, 0]
     held = is_test.nonzero()[:, 0]
-    counts = labels[train].bincount(minlength=2)
-    if len(held) == 0 or int((counts > 0).sum()) < 2 or int(counts.max()) < 2:
+    missing = lacking(labels[train], len(held))
+    if missing:
         unread = f". These can't be read: {listed(skipped)}" if skipped else ""
         raise ValueError(
-            f"{listing.root} has too few readable images in its class folders to evaluate on: training images of two "
-            f"classes, two of one of them, and one that is held out are the least{unread}"
+            f"{listing.root} has too few readable images in its class folders to evaluate on: {missing}{unread}"
         )
     training = _labelled(samples.select(train), labels[train])
     return Splits(
@@ -291,6 +306,7 @@ def _split(
         split=listing.split,
         root=listing.root,
         names=tuple(names[i] for i in rest.tolist()),
+        left_out=tuple(listing.left_out),
     )
 
 
@@ -336,13 +352,18 @@ def _decode_all(paths: list[Path], height: int, width: int, size: int) -> tuple[
     return images[:count], failed
 
 
-def _report(root: Path, skipped: Sequence[Skipped], total: int) -> None:
-    """Warn of images that can't be read; raise if there are no others."""
+def _report(root: Path, skipped: Sequence[Skipped], total: int, left_out: Sequence[Skipped]) -> None:
+    """Warn of images that can't be read, and of folders that are left out; raise if there are no other images."""
     if len(skipped) == total:
         raise FileNotFoundError(f"none of the {total} images in {root} can be read: {listed(skipped)}")
     if skipped:
         warnings.warn(
             f"{len(skipped)} of the {total} images in {root} can't be read and are skipped: {listed(skipped)}",
+            stacklevel=4,
+        )
+    if left_out:
+        warnings.warn(
+            f"folders of {root} are not looked into and are skipped: {listed(left_out)}",
             stacklevel=4,
         )
 
@@ -354,32 +375,3 @@ def _root(data_dir: Path, names: Sequence[str], sign: str) -> Path:
             if (data_dir / name).is_dir():
                 return data_dir / name
     return data_dir
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}: say where the images are with --data-dir")
-    return sorted(f for f in folder.iterdir() if f.is_dir() and not _hidden(f.name))
-
-
-def _images_in(folder: Path) -> list[Path]:
-    """All image files below a folder, sorted. Links are followed, but no folder is entered twice."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}: say where the images are with --data-dir")
-    found: list[Path] = []
-    seen: set[str] = set()
-    for here, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(here)
-        if real in seen:
-            folders.clear()
-            continue
-        seen.add(real)
-        folders[:] = [f for f in folders if not _hidden(f)]
-        found += [Path(here, f) for f in files if not _hidden(f) and Path(f).suffix.lower() in EXTENSIONS]
-    if not found:
-        raise FileNotFoundError(f"no images in {folder}: there is no file that ends in {', '.join(sorted(EXTENSIONS))}")
-    return sorted(found)
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith(".") or name == "__MACOSX"

@@ -12,7 +12,7 @@ import torch
 
 from fmicl.data.binaries import load_cifar10, load_digits, load_stl10
 from fmicl.data.folders import load_folder, load_imagenet, load_tinyimagenet
-from fmicl.data.samples import Splits, split_by_name, stratified_split
+from fmicl.data.samples import Splits, lacking, split_by_name, stratified_split
 
 __all__ = ["DatasetInfo", "dataset_info", "list_datasets", "load_images", "named_folder"]
 
@@ -116,7 +116,8 @@ def load_images(
 
     Raises:
         FileNotFoundError: If a file or folder is missing; the message says which one and what to do.
-        ValueError: If one is damaged, an option doesn't fit the data set, or the name is unknown.
+        ValueError: If one is damaged, an option doesn't fit the data set, too few images are left to evaluate on, or
+            the name is unknown.
 
     Example:
         >>> splits = load_images("digits", validation=0.1)
@@ -161,6 +162,9 @@ def _hold_out(splits: Splits, share: float, seed: int) -> Splits:
         pretrain = train
     else:  # it starts with the samples of train
         pretrain = splits.pretrain.select(torch.cat([kept, torch.arange(count, len(splits.pretrain))]))
+    missing = lacking(splits.train.labels[kept], len(held))
+    if missing:
+        raise ValueError(f"--validation {share} leaves too few images to evaluate on, so take another share: {missing}")
     names = (*(splits.names[i] for i in kept.tolist()), *splits.names[count:]) if splits.names else ()
     return dataclasses.replace(
         splits,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fmicl.data.decode import decode, try_decode
 from fmicl.data.samples import FileSamples, Skipped
+from fmicl.machine import processors
 
 __all__ = ["Files", "load", "undecodable", "why"]
 
@@ -38,7 +39,7 @@ def load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: 
     loader = DataLoader(
         dataset,
         batch_sampler=batches,
-        num_workers=min(workers, _processors()),
+        num_workers=min(workers, processors()),  # more would only wait for each other
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else the loader takes a number from the global one
         worker_init_fn=_ignore_interrupts,
@@ -68,8 +69,3 @@ def why(path: Path) -> Skipped:
 def undecodable(path: Path) -> str:
     """The error that a file can't be decoded."""
     return f"{path} can't be decoded ({why(path).reason}). Repair or remove it."
-
-
-def _processors() -> int:
-    """Processors that this process may use; more workers than that only wait for each other."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,11 +17,15 @@ __all__ = [
     "Samples",
     "Skipped",
     "Splits",
+    "described",
+    "lacking",
     "listed",
     "printable",
     "split_by_name",
     "stratified_split",
 ]
+
+_NAMED = 10  # classes that a line names
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +114,7 @@ Samples = ArraySamples | FileSamples
 
 @dataclass(frozen=True)
 class Skipped:
-    """An image that could not be read, and why."""
+    """An image that could not be read, or a folder that was not looked into, and why."""
 
     path: Path
     reason: str
@@ -120,7 +124,7 @@ class Skipped:
 
 
 def listed(skipped: Sequence[Skipped]) -> str:
-    """The first three of some images that could not be read, and how many more there are, in one line.
+    """The first three of what was left out, with the reasons, and how many more there are, in one line.
 
     Example:
         >>> listed([Skipped(Path(name), "is empty") for name in ("a.png", "b.png", "c.png", "d.png")])
@@ -154,6 +158,7 @@ class Splits:
         split: Name of the split that ``test`` is: "test", "val", "held-out" or "validation".
         root: The data folder, where samples are image files in it.
         names: The paths below ``root`` of the samples of ``pretrain``, in its order; empty where they are no files.
+        left_out: Subfolders of ``root`` that were not looked into: they can't be entered, or hold runs.
     """
 
     pretrain: Samples
@@ -164,6 +169,47 @@ class Splits:
     split: str = "test"
     root: Path | None = None
     names: tuple[str, ...] = ()
+    left_out: tuple[Skipped, ...] = ()
+
+
+def described(splits: Splits) -> str:
+    """In one line, which classes there are and how many images they are evaluated on.
+
+    Example:
+        >>> images = ArraySamples(torch.zeros(4, 1, 2, 2, dtype=torch.uint8))
+        >>> described(Splits(images, images, images, ("cat", "dog"), split="held-out"))
+        '2 classes: cat, dog; 4 images held out'
+        >>> described(Splits(images, None, None))
+        'no classes: 4 images without labels'
+    """
+    if splits.test is None:
+        return f"no classes: {len(splits.pretrain):,} images without labels"
+    names = [printable(name) for name in splits.classes]
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    where = "held out" if splits.split in ("held-out", "validation") else f"in the {splits.split} split"
+    return f"{len(names):,} classes: {', '.join(names[:_NAMED])}{more}; {len(splits.test):,} images {where}"
+
+
+def lacking(labels: Tensor, held_out: int) -> str:
+    """In words, what evaluation lacks, which learns from labelled samples and asks of others; "" where it has all.
+
+    The linear probe holds a training sample out itself, and the geometry compares samples that were held out.
+
+    Example:
+        >>> lacking(torch.tensor([0, 0, 1]), 2)
+        ''
+        >>> lacking(torch.tensor([0, 0, 1]), 1)
+        'training images of two classes, ... there are 3 of 2 classes, at most 2 of one, and 1 held out'
+    """
+    counts = labels.bincount(minlength=1)
+    classes, most = int((counts > 0).sum()), int(counts.max())
+    if classes >= 2 and most >= 2 and held_out >= 2:
+        return ""
+    return (
+        "training images of two classes, two of one of them, and two that are held out are the least; "
+        f"there are {len(labels)} of {classes} class{'' if classes == 1 else 'es'}, at most {most} of one, "
+        f"and {held_out} held out"
+    )
 
 
 def stratified_split(labels: Tensor, share: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch
 
 from fmicl import cli, results, training
 from fmicl.data import ArraySamples, Splits, described, load_images
-from fmicl.results import load_splits
+from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
 from image_sets import make_classes, write_image
 from small_recipes import digits, small
@@ -39,13 +39,16 @@ def test_many_classes_are_counted_and_the_first_are_named() -> None:
     assert line == f"1,000 classes: {', '.join(names[:10])} and 990 more; 1,200 images in the val split"
 
 
-def test_many_classes_have_no_names_in_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_have_classes_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(results, "FEW_CLASSES", 9)
     run = train(digits(epochs=1), out=tmp_path / "run")
     assert run is not None
     found = json.loads(run.results.read_text())
     assert found["classes"] == 10
     assert "class_names" not in found
+    told: list[str] = []
+    assert evaluate_run(run, data_dir=Path("nope"), device="cpu", say=told.append) == found
+    assert told == ["warning: data_dir (nope) has no part in digits, which needs no files"]
 
 
 @pytest.mark.parametrize("names", [("Train", "Test"), ("TRAIN", "VAL"), ("train", "Validation")])

@@ -111,7 +111,7 @@ def evaluate_run(
                 f"among those it is evaluated on: {changed}"
             )
             results["data_changed"] = changed
-        if recipe.data_dir is not None and (changed or data_dir is not None):
+        if recipe.data_dir is not None and (changed or data_dir is not None) and _reads_folder(recipe):
             results["data_dir"] = printable(str(recipe.data_dir.expanduser().absolute()))
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
@@ -156,7 +156,7 @@ def evaluate_run(
 
 def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Splits:
     """The data of a recipe; ``say`` is told of images and folders that are left out, and of a folder without a part."""
-    if say is not None and recipe.data_dir is not None and not dataset_info(recipe.dataset).needs_folder:
+    if say is not None and recipe.data_dir is not None and not _reads_folder(recipe):
         say(f"warning: data_dir ({recipe.data_dir}) has no part in {recipe.dataset}, which needs no files")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are told below
@@ -175,6 +175,10 @@ def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Spl
     if splits.left_out and say is not None:
         say(f"warning: folders in {recipe.data_dir} are left out: {listed(splits.left_out)}")
     return splits
+
+
+def _reads_folder(recipe: Recipe) -> bool:
+    return dataset_info(recipe.dataset).needs_folder
 
 
 def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callable[[nn.Module], float] | None:

@@ -195,7 +195,7 @@ def test_a_signal_stops_the_runs_with_a_checkpoint(number: signal.Signals, code:
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == code, err
-    assert "stopping 2 runs" in out
+    assert "stopping 2 runs" in out, out
     assert err == f"fmicl: stopped; the same command goes on where the runs are (--out {folder})\n"
     assert sorted(states(folder).values()) == ["finished", "finished", "stopped", "stopped"]
     assert len(list(folder.glob("*vlc*/checkpoint"))) == 2

@@ -308,10 +308,11 @@ class Sweep:
         running = [run for run in self.runs if run.state == "running" and run.handle is not None]
         if not running or launcher.detached:
             return
+        alive = sum(run.handle is not None and run.handle.poll() is None for run in running)  # one may have just ended
         for run in running:
             assert run.handle is not None
             run.handle.stop()
-        display.say(f"stopping {len(running)} runs, each with a checkpoint; once more ends them at once", always=True)
+        display.say(f"stopping {alive} runs, each with a checkpoint; once more ends them at once", always=True)
         asked, deadline = len(self.signals), time.monotonic() + GRACE
         while any(run.state == "running" for run in running):
             if len(self.signals) > asked or time.monotonic() > deadline:

@@ -1,6 +1,8 @@
 """What all tests share, and what leaves the end of a run out."""
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,3 +17,11 @@ def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave evaluation and page out where a test is not about them."""
     monkeypatch.setattr("fmicl.training.evaluate_run", lambda *_, **__: None)
     monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C as in a terminal: what a shell runs in its background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

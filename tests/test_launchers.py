@@ -121,6 +121,7 @@ def test_a_job_for_each_run(submitit: types.ModuleType, tmp_path: Path) -> None:
     assert FakeExecutor.made[1].names == ["fmicl-divergence=js,seed=0", "fmicl-divergence=js,seed=1"]
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_sweep_that_is_stopped_leaves_its_jobs_and_finds_them_again(
     submitit: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +19,7 @@ from fmicl.methods import METHODS, Method, MoCo, MoCoV3, Optimisation, SimCLR, m
 from fmicl.methods.base import _seed, warmup_cosine
 from fmicl.methods.simclr import anchored_pairs
 from fmicl.models import SmallConv
+from two_processes import of_two_processes
 
 OBJECTIVES: dict[str, Callable[[], nn.Module]] = {
     "fmicl": lambda: fmicl.FMICLLoss("js"),
@@ -169,6 +166,11 @@ def test_by_the_batches_before_a_key_does_not_depend_on_its_batch(name: str) -> 
     assert not torch.allclose(keys["batch"][0], keys["batch"][1], atol=1e-2)
 
 
+def test_statistics_of_another_kind_are_refused() -> None:
+    with pytest.raises(ValueError, match='"batch" or of the "past" ones, got \'running\''):
+        build("moco", fmicl.InfoNCELoss(), statistics="running")
+
+
 def test_normalisations_by_the_past_have_the_names_of_the_others() -> None:
     plain, past = (build("moco", fmicl.InfoNCELoss(), statistics=s) for s in ("batch", "past"))
     assert {k: v.shape for k, v in plain.state_dict().items()} == {k: v.shape for k, v in past.state_dict().items()}
@@ -254,30 +256,16 @@ def test_simclr_class_is_exported() -> None:
 
 
 def test_queue_holds_the_keys_of_all_processes_in_rank_order(tmp_path: Path) -> None:
-    script = tmp_path / "two.py"
-    script.write_text(
-        textwrap.dedent("""
-        import sys, torch
-        from torch import nn, distributed
+    script = """
         from fmicl.methods import MoCo, Optimisation
         from fmicl.models import SmallConv
-
-        rank, folder = int(sys.argv[1]), sys.argv[2]
-        distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
         torch.manual_seed(0)
         method = MoCo(SmallConv(1, 4), nn.Identity(), Optimisation(), dim=4, hidden=8, queue=6)
         keys = torch.zeros(2, 4)
         keys[0, 2 * rank] = keys[1, 2 * rank + 1] = 1.0
         method.enqueue(keys)
-        torch.save(method.queue, f"{folder}/queue{rank}.pt")
-        distributed.destroy_process_group()
-        """)
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    runs = [
-        subprocess.Popen([sys.executable, str(script), str(rank), str(tmp_path)], env=environment) for rank in range(2)
-    ]
-    assert [run.wait(timeout=60) for run in runs] == [0, 0]
-    queues = [torch.load(tmp_path / f"queue{rank}.pt", weights_only=True) for rank in range(2)]
+        result = method.queue
+    """
+    queues = of_two_processes(script, tmp_path)
     assert torch.equal(queues[0], queues[1])
     assert torch.equal(queues[0][:4], torch.eye(4))

@@ -197,14 +197,6 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pyte
     test_cut_anywhere("simclr", 7, 3, 1, tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Ctrl-C as in a terminal: a worker of pytest ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @contextlib.contextmanager
 def signalled(after: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Training in here gets these signals as its batch of this number ends."""

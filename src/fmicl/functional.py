@@ -28,7 +28,8 @@ from fmicl.checks import Negatives, require_positive, require_power, require_shi
 from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.kernels import Square
-from fmicl.numerics import in_transforms, normalise
+from fmicl.kernels.transforms import in_transforms
+from fmicl.numerics import normalise
 from fmicl.pairs import Options, Pairs
 from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
 from fmicl.similarities import Cosine, Critic, Gaussian, Similarity

@@ -116,7 +116,7 @@ def by_past(network: nn.Module) -> nn.Module:
     if isinstance(network, nn.modules.batchnorm._BatchNorm):
         raise ValueError(
             f"statistics of the batches before are known for torch's BatchNorm1d and BatchNorm2d, not for "
-            f"{type(network).__name__}: take those of the batch"
+            f"{type(network).__name__}: take those of the batch (--key-statistics batch)"
         )
     for name, child in network.named_children():
         setattr(network, name, by_past(child))

@@ -15,7 +15,8 @@ from fmicl import kernels
 from fmicl.checks import Negatives, require_mode
 from fmicl.divergences import KL
 from fmicl.kernels import Kernel, PairFunction, Precision, World
-from fmicl.numerics import in_transforms, normalise
+from fmicl.kernels.transforms import in_transforms
+from fmicl.numerics import normalise
 from fmicl.similarities import Critic
 
 __all__ = ["Options", "Pairs", "check_options", "options_words"]

@@ -11,7 +11,8 @@ from torch import Tensor
 from fmicl.kernels import reference
 from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
-from fmicl.numerics import exact_matmul, several, widened
+from fmicl.kernels.transforms import is_batched
+from fmicl.numerics import exact_matmul, widened
 
 __all__ = ["pair_sum", "row_logsumexp", "used_once"]
 
@@ -234,7 +235,7 @@ def used_once(gradient: Tensor) -> bool:
     Args:
         gradient: that arrived. Several at once (is_grads_batched, or a vectorised Jacobian) are several passes.
     """
-    if torch.compiler.is_compiling() or several(gradient):
+    if torch.compiler.is_compiling() or is_batched(gradient):
         return False
     keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
     return keeps_graph is not None and not keeps_graph()

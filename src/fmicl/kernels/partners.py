@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels.autograd import used_once
-from fmicl.numerics import several
+from fmicl.kernels.transforms import is_batched
 
 __all__ = ["apart"]
 
@@ -62,7 +62,7 @@ class _Apart(torch.autograd.Function):
 def _with_slopes(own: Tensor, other: Tensor, sent: Tensor | None, by_distance: Tensor, fused: bool) -> Tensor:
     """What was sent to a view, and the gradient of its distances to the other one."""
     # with create_graph=True it must be differentiable, and of several gradients at once nothing may be changed in place
-    if torch.is_grad_enabled() or several(by_distance):
+    if torch.is_grad_enabled() or is_batched(by_distance):
         slope = (2 * by_distance.unsqueeze(-1) * _between(own, other)).to(own.dtype)
         return slope if sent is None else sent + slope
     if sent is None:

@@ -314,6 +314,8 @@ class MomentumMethod(Method):
         self.initial_momentum = momentum
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_projection = copy.deepcopy(self.projection).requires_grad_(False)
+        if statistics not in ("batch", "past"):
+            raise ValueError(f'statistics are those of the "batch" or of the "past" ones, got {statistics!r}')
         if statistics == "past":
             self.target_encoder, self.target_projection = by_past(self.target_encoder), by_past(self.target_projection)
 

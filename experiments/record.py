@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -151,7 +152,8 @@ def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 def differences(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a record that differ from its recipe's, but for those in its name and those without a part.
 
-    Fields that a record of an older version doesn't have are as the recipe says. How often STS-B dev is looked at
+    Fields that a record of an older version doesn't have are as the recipe says, but for those that meant something
+    else then; and what the recipe would choose by itself does not differ from it. How often STS-B dev is looked at
     counts where it chose the encoder, and a run on sentences without it is said to be that of its last step.
     """
     default = _default(record["recipe"])
@@ -165,10 +167,17 @@ def differences(record: Mapping[str, Any]) -> dict[str, Any]:
         ignored |= {"sts_every"}
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # of another version: all fields count
         read = type(default).from_json(dict(record["settings"]))
-        ours = {key: value for key, value in _flat(read.to_json()).items() if key in ours}
+        meant = {f.name: f.default for f in dataclasses.fields(read)}  # of fields that the record doesn't have
+        ours = {k: v for k, v in _flat(read.to_json()).items() if k in ours or v != meant.get(k, v)} | _settled(read)
         ignored |= set(read.without_part(default))
     found = {key: value for key, value in ours.items() if key not in ignored and usual.get(key) != value}
     return {**found, "exported": "last step"} if last else found
+
+
+def _settled(recipe: Any) -> dict[str, Any]:
+    """Settings that say what the recipe would choose by itself, as it would say them."""
+    chosen = dataclasses.replace(recipe, key_statistics="auto")
+    return {"key_statistics": "auto"} if chosen.statistics == recipe.statistics else {}
 
 
 def record_name(record: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mpmath
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -146,6 +146,7 @@ def test_conjugate_is_the_supremum(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(log_u=st.floats(-8, 8), t=st.floats(-20, 20))
+@settings(deadline=None)
 def test_fenchel_young(name: str, log_u: float, t: float) -> None:
     kind = fmicl.divergence(name)
     u = torch.tensor(math.exp(log_u), dtype=F64)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -23,6 +23,7 @@ def quadratic(size: int, condition: float, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @given(size=st.integers(1, 40), condition=st.sampled_from([1.0, 10.0, 1000.0]), seed=st.integers(0, 100))
+@settings(deadline=None)
 def test_a_quadratic_is_solved(size: int, condition: float, seed: int) -> None:
     matrix, target = quadratic(size, condition, seed)
     losses: list[float] = []

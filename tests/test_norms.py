@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
 from fmicl.models import build_encoder
@@ -17,6 +18,7 @@ from two_processes import of_two_processes
 
 
 @given(shape=st.sampled_from([(5, 3), (2, 3, 4), (4, 3, 2, 5)]), batches=st.integers(1, 15), seed=st.integers(0, 99))
+@settings(deadline=None)
 def test_the_formula(shape: tuple[int, ...], batches: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     plain = nn.BatchNorm2d(3) if len(shape) == 4 else nn.BatchNorm1d(3)
@@ -71,10 +73,19 @@ def test_every_normalisation_of_a_network_is_replaced() -> None:
     assert len([m for m in network.modules() if isinstance(m, PastNorm)]) == 20
 
 
-def test_normalisations_that_do_more_are_refused() -> None:
-    """timm's, which hold their activation."""
-    with pytest.raises(ValueError, match=r"not for BatchNormAct2d: take those of the batch \(--key-statistics batch\)"):
-        by_past(build_encoder("efficientnet_b0", size=32))
+def test_timms_activations_stay_where_they_are() -> None:
+    network = build_encoder("efficientnet_b0", size=32)
+    past, x = by_past(copy.deepcopy(network)), torch.randn(4, 3, 32, 32)
+    assert not [m for m in past.modules() if isinstance(m, nn.BatchNorm2d)]
+    torch.testing.assert_close(past.eval()(x), network.eval()(x))
+    assert {k: v.shape for k, v in past.state_dict().items()} == {k: v.shape for k, v in network.state_dict().items()}
+    norm, x = BatchNormAct2d(3, act_layer=nn.SiLU), torch.randn(32, 3, 8, 8)
+    torch.testing.assert_close(by_past(copy.deepcopy(norm))(x), norm(x), rtol=1e-3, atol=1e-3)  # the first, by its own
+
+
+def test_normalisations_of_another_kind_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"not for BatchNorm3d: take those of the batch \(--key-statistics batch\)"):
+        by_past(nn.Sequential(nn.BatchNorm3d(2)))
 
 
 def test_two_processes_have_the_statistics_of_one(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def test_json_from_when_mocov3_compared_with_keys(objective: Any, meant: Any) ->
     assert Recipe.from_json(r.to_json()) == r
 
 
+def test_json_from_when_symmetric_moco_normalised_by_the_batch() -> None:
+    r = dataclasses.replace(RECIPES["cifar10"].recipe, method="moco", symmetric=True)
+    old = {name: value for name, value in r.to_json().items() if name != "key_statistics"}
+    assert (r.statistics, Recipe.from_json(old).statistics) == ("past", "batch")
+    assert Recipe.from_json(old | {"symmetric": False}) == dataclasses.replace(r, symmetric=False)
+
+
 def test_json_from_another_version_is_refused() -> None:
     settings = RECIPES["digits"].recipe.to_json() | {"colour": "red"}
     with pytest.raises(ValueError, match="colour"):

@@ -108,6 +108,18 @@ def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
     assert record.record_name(infonce) == "cifar10-simclr-infonce-2-seed0.json"  # alpha has no part in it
 
 
+def test_statistics_of_keys_differ_where_the_recipe_would_choose_others(tmp_path: Path) -> None:
+    symmetric = {"method": "moco", "symmetric": True}
+    runs: list[dict[str, Any]] = [
+        {"method": "moco", "key_statistics": "batch"}, {"method": "moco", "key_statistics": "past"},
+        {**symmetric, "key_statistics": "past"}, {**symmetric, "key_statistics": "batch"}, symmetric,
+    ]  # fmt: skip
+    told = [record.make_record(run_folder(tmp_path / str(i), **settings)) for i, settings in enumerate(runs)]
+    del told[-1]["settings"]["key_statistics"]  # of a version that had none: by the batch
+    differ = [record.differences(one).get("key_statistics") for one in told]
+    assert differ == [None, "past", None, "batch", "batch"]
+
+
 @pytest.mark.parametrize(
     ("stsb_dev", "sts_every", "differs"),
     [

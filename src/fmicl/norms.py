@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,7 @@ class PastNorm(nn.Module):
 
     Args:
         norm: torch's, of which this has the parameters, the statistics, and rho (its momentum).
+        then: what follows it, by the name that it had there.
 
     Example:
         >>> norm = PastNorm(nn.BatchNorm1d(1, affine=False, eps=0.0))
@@ -45,7 +46,7 @@ class PastNorm(nn.Module):
         running_var: Tensor
         num_batches_tracked: Tensor
 
-    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+    def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, **then: nn.Module) -> None:
         super().__init__()
         if norm.running_mean is None or norm.momentum is None:
             raise ValueError("a batch normalisation without running statistics has none of the batches before")
@@ -54,6 +55,8 @@ class PastNorm(nn.Module):
         self.register_parameter("bias", norm.bias)
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             self.register_buffer(name, getattr(norm, name))
+        for name, module in then.items():
+            self.add_module(name, module)
         self.train(norm.training)
 
     @torch.no_grad()
@@ -72,7 +75,10 @@ class PastNorm(nn.Module):
         return result
 
     def _normalise(self, x: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-        return F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+        x = F.batch_norm(x, mean, variance, self.weight, self.bias, False, 0.0, self.eps)
+        for module in self.children():
+            x = module(x)
+        return x
 
 
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,7 +110,7 @@ def by_past(network: nn.Module) -> nn.Module:
         The network, or what takes its place where it is a batch normalisation itself.
 
     Raises:
-        ValueError: a batch normalisation of another kind than torch's own two.
+        ValueError: a batch normalisation of another kind than torch's own two, and timm's that an activation follows.
 
     Example:
         >>> by_past(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)))[1]
@@ -113,11 +119,22 @@ def by_past(network: nn.Module) -> nn.Module:
     if type(network) in (nn.BatchNorm1d, nn.BatchNorm2d):
         assert isinstance(network, nn.BatchNorm1d | nn.BatchNorm2d)
         return PastNorm(network)
+    if _with_activation(network):
+        return PastNorm(network, **dict(network.named_children()))
     if isinstance(network, nn.modules.batchnorm._BatchNorm):
         raise ValueError(
-            f"statistics of the batches before are known for torch's BatchNorm1d and BatchNorm2d, not for "
-            f"{type(network).__name__}: take those of the batch (--key-statistics batch)"
+            f"statistics of the batches before are known for BatchNorm1d and BatchNorm2d of torch and BatchNormAct2d "
+            f"of timm, not for {type(network).__name__}: take those of the batch (--key-statistics batch)"
         )
     for name, child in network.named_children():
         setattr(network, name, by_past(child))
     return network
+
+
+def _with_activation(norm: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
+    """Whether it is timm's, which normalises and then calls its children: dropout, and the activation."""
+    try:
+        from timm.layers.norm_act import BatchNormAct2d
+    except ImportError:
+        return False
+    return type(norm) is BatchNormAct2d

@@ -42,9 +42,10 @@ class Settings:
     """Which embeddings are pairs, and who is a negative."""
     encoder_momentum: float = 0.99
     """Of the momentum encoder; for mocov3 it rises to 1. MoCo's own 0.999 is for runs of a million steps."""
-    key_statistics: Literal["batch", "past"] = "batch"
-    """By which the momentum encoder normalises: those of the batch, or of the batches before, with which a key doesn't
-    show what batch it is of. By the batch's, moco can learn to tell batches apart instead of samples in long runs."""
+    key_statistics: Literal["auto", "batch", "past"] = "auto"
+    """By which the momentum encoder normalises: those of the batch, or of the batches before (past), with which a key
+    doesn't show what batch it is of. auto: past where --symmetric, as both networks then see one batch, and by its
+    statistics would learn in a long run to tell batches apart instead of samples."""
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
     symmetric: bool = False
@@ -156,6 +157,20 @@ class Settings:
         scale = self.batch_size * self.accumulate / 256 if self.scale_learning_rate else 1.0
         return self.learning_rate * scale
 
+    @property
+    def statistics(self) -> Literal["batch", "past"]:
+        """By which the momentum encoder normalises, settled.
+
+        Example:
+            >>> from fmicl.recipes import RECIPES
+            >>> recipe = dataclasses.replace(RECIPES["digits"].recipe, method="moco")
+            >>> recipe.statistics, dataclasses.replace(recipe, symmetric=True).statistics
+            ('batch', 'past')
+        """
+        if self.key_statistics != "auto":
+            return self.key_statistics
+        return "past" if self.method == "moco" and self.symmetric else "batch"
+
     def parts(self) -> dict[str, bool]:
         """Of each setting that not all objectives and methods have, whether it has a part in this run."""
         fmicl = self.objective == "fmicl"
@@ -217,6 +232,8 @@ class Settings:
         anchors = settings.get("objective") in ("fmicl", "align_uniform") and settings.get("method") == "mocov3"
         if anchors and "symmetric" not in settings and settings.get("negatives") == "auto":  # which was cross, before
             settings = {**settings, "negatives": "cross"}
+        if settings.get("symmetric") and "key_statistics" not in settings:  # which were the batch's, before
+            settings = {**settings, "key_statistics": "batch"}
         paths = {name: Path(value) for name in cls.paths if (value := settings.get(name)) is not None}
         return cls(**{**settings, **paths})
 

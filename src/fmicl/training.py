@@ -173,7 +173,7 @@ def method_options(recipe: Settings) -> dict[str, Any]:
     """What a recipe's method takes beside encoder, objective and optimisation: momentum, queue and the like."""
     options: dict[str, Any] = {}
     if recipe.method != "simclr":
-        options |= {"momentum": recipe.encoder_momentum, "statistics": recipe.key_statistics}
+        options |= {"momentum": recipe.encoder_momentum, "statistics": recipe.statistics}
     if method_class(recipe.method) is MoCo:
         options |= {"queue": recipe.queue, "symmetric": recipe.symmetric}
     return options

@@ -21,7 +21,7 @@ def on_gpu(x: Tensor) -> bool:
 def plain_norm(norm: object) -> bool:
     """Whether `fmicl.fast.norm` knows the module: batch normalisation, torch's own or ours, with all it can hold."""
     if isinstance(norm, PastNorm):
-        return norm.affine
+        return norm.affine and not list(norm.children())
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False  # timm's own, which hold their activation, are subclasses
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)

@@ -214,14 +214,18 @@ def test_momentum_encoder_is_a_moving_average(name: str, monkeypatch: pytest.Mon
         torch.testing.assert_close(new, m * old + (1 - m) * online)
 
 
-def test_mocov3_momentum_rises_to_one_along_a_cosine() -> None:
-    method = build("mocov3", nn.Identity())
-    assert isinstance(method, MoCoV3)
+@pytest.mark.parametrize(
+    ("name", "options", "end"),
+    [("mocov3", {}, 1.0), ("moco", {}, 0.99), ("moco", {"final_momentum": 0.999}, 0.999)],
+)
+def test_momentum_rises_to_its_end_along_a_cosine(name: str, options: dict[str, float], end: float) -> None:
+    method = build(name, nn.Identity(), **options)
+    assert isinstance(method, MoCo | MoCoV3)
     values = []
     for method.batches in range(5):
         values.append(method.momentum())
-    assert values == pytest.approx([1 - 0.01 * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(5)])
-    assert values[-1] == 1.0
+    assert values == pytest.approx([end - (end - 0.99) * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(5)])
+    assert values[-1] == end
 
 
 def test_schedule_against_torchs_cosine() -> None:

@@ -84,8 +84,8 @@ def test_json_from_another_version_is_refused() -> None:
         ("alpha", 0), ("gamma", -1.0), ("mu", 0), ("epochs", 0), ("batch_size", -5), ("dim", 0), ("depth", 0),
         ("learning_rate", float("nan")), ("weight_decay", -1), ("validation", 1.0), ("second_blur", 1.5),
         ("order", 1.0), ("order", float("inf")), ("seed", -1), ("seed", 2**63), ("multiplicity", 1),
-        ("encoder_momentum", 2), ("checkpoint_minutes", 0), ("memory_gib", -1), ("temperature", float("inf")),
-        ("probe_views", -1),
+        ("encoder_momentum", 2), ("encoder_momentum_end", 0.5), ("encoder_momentum_end", 2), ("checkpoint_minutes", 0),
+        ("memory_gib", -1), ("temperature", float("inf")), ("probe_views", -1),
     ],
 )  # fmt: skip
 def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:

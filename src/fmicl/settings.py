@@ -41,7 +41,9 @@ class Settings:
     method: Method = "simclr"
     """Which embeddings are pairs, and who is a negative."""
     encoder_momentum: float = 0.99
-    """Of the momentum encoder; for mocov3 it rises to 1. MoCo's own 0.999 is for runs of a million steps."""
+    """How much of itself the momentum encoder keeps at a step. MoCo's own 0.999 is for runs of a million steps."""
+    encoder_momentum_end: float | None = None
+    """What that rises to by the end of the run, along half a cosine (None: 1 for mocov3; for moco it stays)."""
     key_statistics: Literal["auto", "batch", "past"] = "auto"
     """By which the momentum encoder normalises: those of the batch, or of the batches before (past), with which a key
     doesn't show what batch it is of. auto: past where --symmetric, as both networks then see one batch, and by its
@@ -127,7 +129,12 @@ class Settings:
         if self.mu != "normalised":
             self._require_positive("mu")
         self._require_not_negative("weight_decay", "warmup_epochs", "clip", "checkpoint_steps")
-        self._require_share("encoder_momentum")
+        self._require_share("encoder_momentum", "encoder_momentum_end")
+        if self.encoder_momentum_end is not None and self.encoder_momentum_end < self.encoder_momentum:
+            raise ValueError(
+                f"encoder_momentum rises to encoder_momentum_end, but it is {self.encoder_momentum} and that "
+                f"{self.encoder_momentum_end}"
+            )
         if not (math.isfinite(self.order) and self.order > 1):
             raise ValueError(f"order (of tsallis) must be above 1, but it is {self.order}")
         if not 0 <= self.seed < 2**63:
@@ -189,6 +196,7 @@ class Settings:
             "queue": self.method == "moco",
             "symmetric": self.method == "moco",
             "encoder_momentum": self.method != "simclr",
+            "encoder_momentum_end": self.method != "simclr",
             "key_statistics": self.method != "simclr",
         }
 

@@ -174,6 +174,8 @@ def method_options(recipe: Settings) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if recipe.method != "simclr":
         options |= {"momentum": recipe.encoder_momentum, "statistics": recipe.statistics}
+        if recipe.encoder_momentum_end is not None:
+            options["final_momentum"] = recipe.encoder_momentum_end
     if method_class(recipe.method) is MoCo:
         options |= {"queue": recipe.queue, "symmetric": recipe.symmetric}
     return options

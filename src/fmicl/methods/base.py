@@ -295,6 +295,7 @@ class MomentumMethod(Method):
     Args:
         encoder: as in :class:`Method`, and the others alike.
         momentum: m at the first step.
+        final_momentum: m after the last one, to which it rises along half a cosine; None: it stays.
         statistics: of batch normalisation in the second encoder, "batch" or "past".
     """
 
@@ -308,10 +309,12 @@ class MomentumMethod(Method):
         hidden: int = 2048,
         projection: nn.Module | None = None,
         momentum: float = 0.99,
+        final_momentum: float | None = None,
         statistics: Literal["batch", "past"] = "batch",
     ) -> None:
         super().__init__(encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection)
         self.initial_momentum = momentum
+        self.final_momentum = momentum if final_momentum is None else final_momentum
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
         self.target_projection = copy.deepcopy(self.projection).requires_grad_(False)
         if statistics not in ("batch", "past"):
@@ -320,8 +323,10 @@ class MomentumMethod(Method):
             self.target_encoder, self.target_projection = by_past(self.target_encoder), by_past(self.target_projection)
 
     def momentum(self) -> float:
-        """The m of the step that comes next."""
-        return self.initial_momentum
+        """The m of the step that comes next: m1 - (m1 - m0) (1 + cos(pi t)) / 2, with t from 0 to 1 over the run."""
+        t = min(1.0, self.step / self.optimisation.total_steps)
+        end = self.final_momentum
+        return end - (end - self.initial_momentum) * 0.5 * (1 + math.cos(math.pi * t))
 
     @torch.no_grad()
     def target(self, images: Tensor) -> Tensor:

@@ -51,13 +51,14 @@ class MoCo(MomentumMethod):
         hidden: int = 2048,
         projection: nn.Module | None = None,
         momentum: float = 0.99,
+        final_momentum: float | None = None,
         statistics: Literal["batch", "past"] = "batch",
         queue: int = 4096,
         symmetric: bool = False,
     ) -> None:
         super().__init__(
             encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum,
-            statistics=statistics,
+            final_momentum=final_momentum, statistics=statistics,
         )  # fmt: skip
         self.symmetric = symmetric
         # Until the queue has been filled once, random directions stand in for keys, as in MoCo.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from torch import Tensor, nn
@@ -42,18 +41,14 @@ class MoCoV3(MomentumMethod):
         hidden: int = 2048,
         projection: nn.Module | None = None,
         momentum: float = 0.99,
+        final_momentum: float | None = 1.0,
         statistics: Literal["batch", "past"] = "batch",
     ) -> None:
         super().__init__(
             encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum,
-            statistics=statistics,
+            final_momentum=final_momentum, statistics=statistics,
         )  # fmt: skip
         self.predictor = predictor(dim, hidden)
-
-    def momentum(self) -> float:
-        """1 - (1 - m0) (1 + cos(pi t)) / 2, with t from 0 to 1 over the run."""
-        t = min(1.0, self.step / self.optimisation.total_steps)
-        return 1 - (1 - self.initial_momentum) * 0.5 * (1 + math.cos(math.pi * t))
 
     def networks(self) -> list[nn.Module]:
         """The predictor too."""

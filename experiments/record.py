@@ -153,8 +153,8 @@ def differences(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a record that differ from its recipe's, but for those in its name and those without a part.
 
     Fields that a record of an older version doesn't have are as the recipe says, but for those that meant something
-    else then; and what the recipe would choose by itself does not differ from it. How often STS-B dev is looked at
-    counts where it chose the encoder, and a run on sentences without it is said to be that of its last step.
+    else then; and key_statistics that the recipe would choose by itself don't differ from it. How often STS-B dev is
+    looked at counts where it chose the encoder, and a run on sentences without it is said to be that of its last step.
     """
     default = _default(record["recipe"])
     if default is None:
@@ -175,7 +175,7 @@ def differences(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settled(recipe: Any) -> dict[str, Any]:
-    """Settings that say what the recipe would choose by itself, as it would say them."""
+    """key_statistics as the recipe has them, where they are what it would choose by itself."""
     chosen = dataclasses.replace(recipe, key_statistics="auto")
     return {"key_statistics": "auto"} if chosen.statistics == recipe.statistics else {}
 

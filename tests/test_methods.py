@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -175,6 +176,22 @@ def test_normalisations_by_the_past_have_the_names_of_the_others() -> None:
     plain, past = (build("moco", fmicl.InfoNCELoss(), statistics=s) for s in ("batch", "past"))
     assert {k: v.shape for k, v in plain.state_dict().items()} == {k: v.shape for k, v in past.state_dict().items()}
     assert not any(p.requires_grad for n, p in past.named_parameters() if n.startswith("target"))
+
+
+def test_shared_statistics_keep_the_activation_of_a_normalisation() -> None:
+    class Encoder(nn.Sequential):
+        num_features = 8
+
+    encoder = Encoder(nn.Conv2d(1, 8, 3), BatchNormAct2d(8), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Flatten(1))
+    method = SimCLR(encoder, nn.Identity(), Optimisation(), projection=nn.Identity()).eval()
+    views = torch.randn(3, 1, 8, 8)
+    before, names = method.embed(views), list(method.state_dict())
+    method.share_statistics()
+    assert [type(m).__name__ for m in encoder] == [
+        "Conv2d", "SyncBatchNormAct", "Conv2d", "SyncBatchNorm", "Flatten"
+    ]  # fmt: skip
+    assert torch.equal(method.embed(views), before)
+    assert list(method.state_dict()) == names
 
 
 def test_queue_wraps_round_and_overwrites_the_oldest() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -70,6 +71,14 @@ def test_json_from_when_symmetric_moco_normalised_by_the_batch() -> None:
     old = {name: value for name, value in r.to_json().items() if name != "key_statistics"}
     assert (r.statistics, Recipe.from_json(old).statistics) == ("past", "batch")
     assert Recipe.from_json(old | {"symmetric": False}) == dataclasses.replace(r, symmetric=False)
+
+
+def test_settings_that_compute_the_same_don_t_differ() -> None:
+    r = dataclasses.replace(RECIPES["cifar10"].recipe, method="moco", symmetric=True)
+    said = dataclasses.replace(r, key_statistics="past", device="cpu", data_dir=Path("here"))
+    assert (said.differences(r), r.differences(said)) == ("", "")
+    other = dataclasses.replace(r, key_statistics="batch", views=dataclasses.replace(r.views, blur=0.5))
+    assert other.differences(r) == "key_statistics was past, is now batch; blur was 0.0, is now 0.5"
 
 
 def test_json_from_another_version_is_refused() -> None:

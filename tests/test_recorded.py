@@ -59,7 +59,7 @@ every_kind = pytest.mark.parametrize(
         {"method": "moco", "objective": "infonce"},
         {"method": "moco", "divergence": "vlc"},
         {"method": "moco", "symmetric": True},
-        {"method": "moco", "key_statistics": "past", "symmetric": True},
+        {"method": "moco", "key_statistics": "batch", "symmetric": True},
         {"method": "mocov3"},
     ],
     ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()) or "simclr",

@@ -292,3 +292,8 @@ def test_two_runs_of_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert cli.main(command) == 0
     assert "2 finished before" in capfd.readouterr().out
     assert record_of(tmp_path / "sweep")["runs"]["JS"]["attempts"] == 1
+    told["settings"]["alpha"] = 10.0  # as if the recipe had been another then
+    (tmp_path / "sweep" / "JS" / "settings.json").write_text(json.dumps(told))
+    assert cli.main(command) == 2
+    said = capfd.readouterr().err
+    assert "was started with other settings (alpha was 10.0, is now 20.0): take another --out" in said

@@ -25,8 +25,9 @@ from fmicl import processes, runs, training
 from fmicl.data import Batch
 from fmicl.embedding import embed_folder
 from fmicl.exported import load_encoder
-from fmicl.methods import METHODS, Method, SimCLR
+from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.methods.base import Compared
+from fmicl.norms import PastNorm
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run
 from fmicl.training import train
@@ -214,6 +215,18 @@ def test_the_encoder_computes_in_that_precision(
     assert run is not None
     assert seen == {dtype}
     assert all(value.dtype != torch.bfloat16 for value in load_file(run.encoder).values())  # the weights stay 32 bit
+
+
+def test_a_recipes_momentum_and_statistics_reach_its_method() -> None:
+    made = []
+    symmetric: dict[str, Any] = {"symmetric": True, "encoder_momentum": 0.9, "encoder_momentum_end": 0.95}
+    for changes in ({}, symmetric):
+        recipe = digits(method="moco", **changes)
+        method = training.build_method(recipe, training.build_recipe_encoder(recipe), 1)
+        assert isinstance(method, MoCo)
+        past = any(isinstance(module, PastNorm) for module in method.target_encoder.modules())
+        made.append((method.initial_momentum, method.final_momentum, method.symmetric, past))
+    assert made == [(0.99, 0.99, False, False), (0.9, 0.95, True, True)]
 
 
 def test_channels_last_changes_the_layout_and_not_the_numbers() -> None:

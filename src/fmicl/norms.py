@@ -49,7 +49,10 @@ class PastNorm(nn.Module):
     def __init__(self, norm: nn.BatchNorm1d | nn.BatchNorm2d, **then: nn.Module) -> None:
         super().__init__()
         if norm.running_mean is None or norm.momentum is None:
-            raise ValueError("a batch normalisation without running statistics has none of the batches before")
+            raise ValueError(
+                "a batch normalisation without running statistics has none of the batches before: take those of the "
+                "batch (--key-statistics batch)"
+            )
         self.eps, self.momentum, self.affine = norm.eps, float(norm.momentum), norm.affine
         self.register_parameter("weight", norm.weight)
         self.register_parameter("bias", norm.bias)

@@ -88,7 +88,7 @@ class Recipe(Settings):
 
     # Machine
     sync_batchnorm: bool = True
-    """Batch normalisation over all GPUs together."""
+    """Batch normalisation over all GPUs together; statistics of the batches before (key_statistics) always are."""
     workers: int = 8
     """Processes that decode images, for data that doesn't fit into memory."""
 

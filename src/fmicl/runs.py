@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +28,8 @@ from fmicl.files import check_writable, write_whole
 from fmicl.recipes import Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TextRecipe
+
+S = TypeVar("S", bound=Settings)
 
 ROOT = Path("runs")
 """Where runs go by default, under the current folder."""
@@ -279,6 +281,15 @@ def read_text_recipe(run: Run) -> tuple[str, TextRecipe]:
     """
     settings = _settings_of(run, TextRecipe.kind)
     return str(settings["recipe"]), TextRecipe.from_json(settings["settings"])
+
+
+def read_settings(run: Run, kind: type[S]) -> S:
+    """Settings of a run of this kind.
+
+    Raises:
+        ValueError: it is one of another.
+    """
+    return kind.from_json(_settings_of(run, kind.kind)["settings"])
 
 
 def _settings_of(run: Run, kind: str) -> dict[str, Any]:

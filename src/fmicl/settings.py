@@ -46,7 +46,7 @@ class Settings:
     """What that rises to by the end of the run, along half a cosine (None: 1 for mocov3; for moco it stays)."""
     key_statistics: Literal["auto", "batch", "past"] = "auto"
     """By which the momentum encoder normalises: those of the batch, or of the batches before (past), with which a key
-    doesn't show what batch it is of. auto: past where --symmetric, as both networks then see one batch, and by its
+    doesn't show what batch it is of. auto: past for moco --symmetric, where both networks see one batch, and by its
     statistics would learn in a long run to tell batches apart instead of samples."""
     queue: int = 4096
     """Negatives that moco keeps from past batches."""
@@ -132,7 +132,7 @@ class Settings:
         self._require_share("encoder_momentum", "encoder_momentum_end")
         if self.encoder_momentum_end is not None and self.encoder_momentum_end < self.encoder_momentum:
             raise ValueError(
-                f"encoder_momentum rises to encoder_momentum_end, but it is {self.encoder_momentum} and that "
+                f"encoder_momentum_end must not be below encoder_momentum ({self.encoder_momentum}), but it is "
                 f"{self.encoder_momentum_end}"
             )
         if not (math.isfinite(self.order) and self.order > 1):
@@ -211,6 +211,24 @@ class Settings:
         """
         parts = self.parts().items()
         return [name for name, part in parts if not part and getattr(self, name) != getattr(default, name)]
+
+    def differences(self, before: Settings) -> str:
+        """In words, what a run with these settings computes otherwise than one with others; "" if nothing.
+
+        Example:
+            >>> from fmicl.recipes import RECIPES
+            >>> recipe = RECIPES["digits"].recipe
+            >>> dataclasses.replace(recipe, alpha=10.0, device="cpu", key_statistics="batch").differences(recipe)
+            'alpha was 20.0, is now 10.0'
+        """
+        then, now = (dataclasses.replace(s, key_statistics=s.statistics)._flat() for s in (before, self))
+        others = [name for name in now if then.get(name) != now[name] and name not in self.machine]
+        return "; ".join(f"{name} was {then.get(name)}, is now {now[name]}" for name in others)
+
+    def _flat(self) -> dict[str, Any]:
+        """Each setting by the name of its option: those of the views stand among the others."""
+        settings = self.to_json()
+        return {name: value for name, value in {**settings, **settings.get("views", {})}.items() if name != "views"}
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON types; :meth:`from_json` is the way back.

@@ -30,7 +30,7 @@ from fmicl.launchers import (
     local_slots,
     slurm_options,
 )
-from fmicl.runs import Run, command_line, read_json, write_json
+from fmicl.runs import Run, command_line, read_json, read_settings, write_json
 from fmicl.stopping import handlers_to_replace
 from fmicl.sweep_checks import check_cells
 from fmicl.sweep_folder import (
@@ -150,6 +150,10 @@ class Sweep:
                 what = difference(old["changes"], cell.changes, machine)
                 raise ValueError(f"{folder} holds a run {place} with other settings ({what}): take another --out")
             path = folder / place
+            if Run(path).settings.exists():  # by a version with other defaults, maybe, which the changes don't tell
+                others = cell.recipe.differences(read_settings(Run(path), type(cell.recipe)))
+                if others:
+                    raise ValueError(f"{path} was started with other settings ({others}): take another --out")
             command = [*program, "train", name, *arguments(cell.recipe, recipe), "--out", str(path), "--resume"]
             run = SweepRun(cell, path, folder / f"{place}.log", command)
             run.attempts, run.seconds = old.get("attempts", 0), old.get("seconds", 0.0)

@@ -43,8 +43,7 @@ from fmicl.runs import (
     old_run,
     pick_device,
     read_fingerprint,
-    read_recipe,
-    read_text_recipe,
+    read_settings,
     remove_halves,
     write_settings,
 )
@@ -264,24 +263,15 @@ def check_same(run: Run, recipe: Settings, changed: Callable[[dict[str, Any] | N
     Raises:
         ValueError: settings differ that are not the machine's, or the data does.
     """
-    read: Callable[[Run], tuple[str, Settings]] = read_recipe if isinstance(recipe, Recipe) else read_text_recipe
-    before, now = _flat(read(run)[1].to_json()), _flat(recipe.to_json())
-    others = [key for key in now if before.get(key) != now[key] and key not in recipe.machine]
+    others = recipe.differences(read_settings(run, type(recipe)))
     if others:
-        listed = "; ".join(f"{key} was {before.get(key)}, is now {now[key]}" for key in others)
-        raise ValueError(f"{run.path} was started with other settings, so it can't be resumed with these: {listed}")
+        raise ValueError(f"{run.path} was started with other settings, so it can't be resumed with these: {others}")
     changed_data = changed(read_fingerprint(run))
     if changed_data:
         raise ValueError(
             f"the data has changed since {run.path} was started, so it can't be resumed: {changed_data}. "
             f"Put the data back as it was, or start a new run"
         )
-
-
-def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Each setting by the name of its option: those of the views stand among the others."""
-    views = settings.get("views", {})
-    return {name: value for name, value in {**settings, **views}.items() if name != "views"}
 
 
 def fit(
@@ -327,22 +317,22 @@ def fit(
             method.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision("high")
     several = processes.world_size > 1
+    if several and device.type == "cuda" and getattr(recipe, "sync_batchnorm", True):  # torch has it for GPUs alone
+        method.share_statistics()
     if _compiled(recipe, device):
         method.compile_parts(device, alone=not several)
     trainer = Trainer(
         accelerator="gpu" if device.type == "cuda" else device.type,
         devices=processes.devices,
         num_nodes=processes.nodes,
-        # Each process keeps its own running statistics: training doesn't use them, and the queue needn't be sent about.
+        # Each process keeps its own buffers: training uses no running statistics but those that are taken over all
+        # processes (fmicl.norms), and the queue, which all hold alike, needn't be sent about.
         strategy=DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True) if several else "auto",
         plugins=list(processes.plugins) or None,
         precision=resolve_precision(recipe, device),
         max_epochs=1,  # one long pass: see fmicl.callbacks
         accumulate_grad_batches=recipe.accumulate,
         gradient_clip_val=recipe.clip or None,
-        sync_batchnorm=several
-        and getattr(recipe, "sync_batchnorm", True)
-        and device.type == "cuda",  # torch has none for CPUs
         use_distributed_sampler=False,
         callbacks=callbacks,
         logger=False,

@@ -194,6 +194,13 @@ class Method(LightningModule):
         """What runs in each step, encoders first."""
         return [self.encoder, self.projection]
 
+    def share_statistics(self) -> None:
+        """Make batch normalisation take its statistics over all processes, in place."""
+        from timm.layers.norm_act import convert_sync_batchnorm
+
+        # not torch's own, which drops the activation of timm's normalisations
+        convert_sync_batchnorm(self)  # type: ignore[no-untyped-call]
+
     def compile_parts(self, device: torch.device, *, alone: bool = True) -> None:
         """Make what runs in each step faster, in place, so that names in checkpoints stay what they are.
 

@@ -28,7 +28,7 @@ class MoCo(MomentumMethod):
         queue: number of negatives kept; at least the keys of a batch.
         symmetric: each view is a query against the other one's key, as in MoCo v2+ (Chen and He, "Exploring Simple
             Siamese Representation Learning", 2021), and the keys of both are enqueued. Both views go through a network
-            together, and share its statistics of the batch.
+            together, so that queries and keys have the same statistics of the batch: take ``statistics="past"``.
 
     Example:
         >>> from fmicl.models import SmallConv

@@ -16,10 +16,10 @@ class MoCoV3(MomentumMethod):
     After Chen, Xie and He, "An Empirical Study of Training Self-Supervised Vision Transformers", 2021, whose InfoNCE
     takes the keys of the rest of the batch ("cross"). f-MICL's own choice, the other predictions ("anchor"), has a
     gradient; keys have none, and with a large alpha drive all predictions to the far side of the sphere
-    (`fmicl.theory.push`). The momentum rises from its first value to 1 along a half cosine.
+    (`fmicl.theory.push`). The momentum rises to 1.
 
     Args:
-        encoder: as in :class:`fmicl.methods.Method`, and the others alike.
+        encoder: as in :class:`fmicl.methods.base.MomentumMethod`, and the others alike.
 
     Example:
         >>> from fmicl.models import SmallConv

@@ -229,6 +229,19 @@ def test_a_recipes_momentum_and_statistics_reach_its_method() -> None:
     assert made == [(0.99, 0.99, False, False), (0.9, 0.95, True, True)]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's own
+def test_a_folder_that_goes_away_is_said_to_have_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(self: Method, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        if self.batches == 7:
+            shutil.rmtree(tmp_path / "run")
+        return original(self, batch, batch_idx)
+
+    original = Method.training_step
+    monkeypatch.setattr(Method, "training_step", step)
+    with pytest.raises(FileNotFoundError, match="run was moved or deleted while the run trained in it"):
+        train(digits(epochs=3), out=tmp_path / "run")
+
+
 def test_channels_last_changes_the_layout_and_not_the_numbers() -> None:
     recipe = digits(encoder="resnet18")
     recipe = dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, mean=(0.5,) * 3, std=(0.5,) * 3))

@@ -346,6 +346,10 @@ def fit(
     except SystemExit as exit_:  # which Lightning makes of a second Ctrl-C, or of one before the first batch
         words = "" if run is None else what_is_left(run)
         raise Stopped(words, signals.noted or signal.SIGINT) from exit_
+    except OSError as error:
+        if run is None or run.settings.exists():
+            raise
+        raise FileNotFoundError(f"{run.path} was moved or deleted while the run trained in it") from error
     finally:
         signals.leave()
     if checkpoints.stopped or signals.noted:

@@ -27,6 +27,7 @@ from fmicl.embedding import embed_folder
 from fmicl.exported import load_encoder
 from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.methods.base import Compared
+from fmicl.models import SmallConv
 from fmicl.norms import PastNorm
 from fmicl.recipes import RECIPES, Recipe
 from fmicl.results import evaluate_run
@@ -312,6 +313,28 @@ def test_only_the_last_room_imports_from_the_last_room() -> None:
             if isinstance(node, ast.ImportFrom):
                 names = [node.module or "", *(f"{node.module}.{name}" for name in names)]
             assert not last & set(names), path
+
+
+@pytest.mark.usefixtures("only_training")
+@pytest.mark.parametrize(("given", "seen"), [(None, [5, 5, 2]), (8, [8, 4])])
+def test_embed_takes_fewer_large_images_at_a_time(
+    given: int | None, seen: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make("images", tmp_path)
+    run = train(digits(epochs=1), out=tmp_path / "run")
+    assert folder is not None
+    assert run is not None
+    found: list[int] = []
+    original = SmallConv.forward
+
+    def forward(self: SmallConv, images: Tensor) -> Tensor:
+        found.append(len(images))
+        return original(self, images)
+
+    monkeypatch.setattr(SmallConv, "forward", forward)
+    monkeypatch.setattr("fmicl.results.EVALUATION_PIXELS", 5 * 8**2)  # as if these were large
+    embed_folder(run.path, folder, tmp_path / "vectors.csv", device="cpu", workers=0, batch_size=given)
+    assert found[1:] == seen  # the first is a trial of the encoder when it is built
 
 
 @pytest.mark.usefixtures("only_training")

@@ -15,6 +15,7 @@ from fmicl.data import LineReader, Skipped, find_images, plain_batches, printabl
 from fmicl.evaluation import extract_features
 from fmicl.exported import EncoderConfig, load_encoder
 from fmicl.files import check_new, write_whole
+from fmicl.results import images_at_once
 from fmicl.runs import open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
@@ -26,7 +27,7 @@ def embed_folder(
     output: Path,
     *,
     device: str = "auto",
-    batch_size: int = 256,
+    batch_size: int | None = None,
     workers: int = 4,
 ) -> tuple[int, tuple[str, ...]]:
     r"""Write the features of all images under a folder, as the run's encoder sees them.
@@ -46,7 +47,7 @@ def embed_folder(
         folder: images, with or without subfolders.
         output: the file to write; its ending says the format, in lower or upper case.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
-        batch_size: images at a time.
+        batch_size: images at a time; None: 512, and fewer large ones on a CPU.
         workers: processes that decode images.
 
     Returns:
@@ -57,10 +58,9 @@ def embed_folder(
         FileNotFoundError: no such run or folder.
         ValueError: the ending is none of the three, the batch is empty, or no image can be decoded.
     """
-    if batch_size < 1 or workers < 0:
-        raise ValueError(
-            f"--batch-size must be positive and --workers not negative, but they are {batch_size} and {workers}"
-        )
+    if workers < 0:
+        raise ValueError(f"--workers must not be negative, but it is {workers}")
+    _check_batch(batch_size)
     _check_output(output)
     config = EncoderConfig.read(open_run(run))
     target = pick_device(device)
@@ -74,7 +74,7 @@ def embed_folder(
         size=config.size,
         mean=config.mean,
         std=config.std,
-        batch_size=batch_size,
+        batch_size=images_at_once(config.size, target) if batch_size is None else batch_size,
         device=target,
         workers=workers,
         skipped=broken,
@@ -98,7 +98,7 @@ def embed_text(
     *,
     pooling: TokenPooling | None = None,
     device: str = "auto",
-    batch_size: int = 256,
+    batch_size: int | None = None,
 ) -> int:
     """Write the vectors of all lines of a text file, as a sentence encoder sees them: row i is line i.
 
@@ -117,7 +117,7 @@ def embed_text(
         output: the file to write; its ending says the format, in lower or upper case.
         pooling: of a plain transformers folder, and of no other: how its tokens make one vector.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
-        batch_size: sentences at a time.
+        batch_size: sentences at a time; None: 256.
 
     Returns:
         The number of sentences.
@@ -130,8 +130,7 @@ def embed_text(
     """
     from fmicl.text_results import check_sentence_encoder, load_sentence_transformer
 
-    if batch_size < 1:
-        raise ValueError(f"--batch-size must be positive, but it is {batch_size}")
+    _check_batch(batch_size)
     _check_output(output)
     check_sentence_encoder(run, pooling)
     reader = LineReader(file)
@@ -140,9 +139,14 @@ def embed_text(
     if not sentences:
         raise ValueError(f"{file} is empty")
     model = load_sentence_transformer(run, device, pooling)
-    vectors = model.encode(sentences, batch_size=batch_size, convert_to_tensor=True, show_progress_bar=False)
+    vectors = model.encode(sentences, batch_size=batch_size or 256, convert_to_tensor=True, show_progress_bar=False)
     write_table(output, sentences, vectors.cpu(), column="sentence")
     return len(sentences)
+
+
+def _check_batch(size: int | None) -> None:
+    if size is not None and size < 1:
+        raise ValueError(f"--batch-size must be positive, but it is {size}")
 
 
 def _check_output(output: Path) -> None:

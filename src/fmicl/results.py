@@ -223,12 +223,25 @@ def _features(
     return extract_features(encoder, batches, device)
 
 
-def _batch_size(recipe: Recipe, device: torch.device) -> int:
-    """Images that go through an encoder at once, without gradients."""
-    pixels = recipe.views.size**2
+def images_at_once(size: int, device: torch.device, views: int = 0) -> int:
+    """How many images of a side go through an encoder together, without gradients.
+
+    Args:
+        size: their side in pixels.
+        device: where.
+        views: how many go through it in a training step, where there is one: that many small ones a GPU takes.
+
+    Example:
+        >>> [images_at_once(size, torch.device("cpu")) for size in (32, 224)]
+        [512, 10]
+    """
     if device.type == "cuda":
-        return max(EVALUATION_BATCH, min(GPU_PIXELS // pixels, 2 * recipe.batch_size))
-    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // pixels))
+        return max(EVALUATION_BATCH, min(GPU_PIXELS // size**2, views))
+    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // size**2))
+
+
+def _batch_size(recipe: Recipe, device: torch.device) -> int:
+    return images_at_once(recipe.views.size, device, 2 * recipe.batch_size)
 
 
 def _features_of_views(

@@ -97,8 +97,8 @@ class Embed:
     """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
-    batch_size: int = 256
-    """Images or sentences at a time."""
+    batch_size: int | None = None
+    """Images or sentences at a time (None: 512 images, and fewer large ones on a CPU; 256 sentences)."""
     workers: int | None = None
     """Processes that decode images (None: 4)."""
 

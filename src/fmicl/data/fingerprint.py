@@ -1,14 +1,15 @@
-"""Whether data is what it was: a short digest of what an encoder is trained on."""
+"""Whether data is what it was: short digests of what an encoder is trained on, and of what it is evaluated on."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fmicl.data.samples import ArraySamples, Splits
+from fmicl.data.samples import ArraySamples, Samples, Splits
 
 __all__ = ["fingerprint", "what_changed"]
 
@@ -16,7 +17,7 @@ _HASHED = 256 * 2**20  # bytes of pixels; of larger sets, evenly spaced images
 
 
 def fingerprint(splits: Splits) -> dict[str, Any]:
-    """Number and digest of the samples that the encoder is trained on.
+    """Number and digest of the samples that the encoder is trained on, and of those that it is evaluated on, if any.
 
     Of image files these are the paths below the data folder and the sizes in bytes, so a folder may move and an
     unreadable file may go. Of arrays it is the shape, the labels and the pixels (of sets above 256 MiB, those of
@@ -24,14 +25,19 @@ def fingerprint(splits: Splits) -> dict[str, Any]:
 
     Example:
         >>> from fmicl.data import load_images
-        >>> fingerprint(load_images("digits"))["samples"]
-        1347
+        >>> found = fingerprint(load_images("digits"))
+        >>> found["samples"], found["evaluated"]["samples"]
+        (1347, 450)
     """
-    samples = splits.pretrain
+    found = _of(splits.pretrain, splits.root, splits.names)
+    return found if splits.test is None else {**found, "evaluated": _of(splits.test, splits.root, splits.test_names)}
+
+
+def _of(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
-    if splits.root is not None and splits.names:
-        for name in splits.names:
-            size = os.stat(splits.root / name).st_size
+    if root is not None and names:
+        for name in names:
+            size = os.stat(root / name).st_size
             digest.update(os.fsencode(name) + b"\0" + str(size).encode() + b"\n")
     elif isinstance(samples, ArraySamples):
         images = samples.images.cpu().numpy()
@@ -55,9 +61,14 @@ def what_changed(then: dict[str, Any] | None, splits: Splits) -> str:
         >>> what_changed(fingerprint(load_images("digits")), load_images("digits", validation=0.5))
         'it was trained on 1347 images then, and there are 674 now'
     """
-    now = fingerprint(splits)
-    if then is None or then == now:
+    if then is None:
         return ""
-    if then.get("samples") != now["samples"]:
-        return f"it was trained on {then.get('samples')} images then, and there are {now['samples']} now"
-    return f"there are {now['samples']} images as before, but not the same ones"
+    now = fingerprint(splits)
+    for was, what in ((then, "trained"), (then.get("evaluated"), "evaluated")):
+        found = now if what == "trained" else now.get("evaluated", {"samples": 0})
+        if was is None or was["digest"] == found.get("digest"):  # earlier versions took none of what is evaluated on
+            continue
+        if was["samples"] != found["samples"]:
+            return f"it was {what} on {was['samples']} images then, and there are {found['samples']} now"
+        return f"there are {found['samples']} images that it is {what} on, as before, but not the same ones"
+    return ""

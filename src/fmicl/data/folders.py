@@ -307,6 +307,7 @@ def _split(
         root=listing.root,
         names=tuple(names[i] for i in rest.tolist()),
         left_out=tuple(listing.left_out),
+        test_names=tuple(names[i] for i in held.tolist()),
     )
 
 

@@ -173,4 +173,5 @@ def _hold_out(splits: Splits, share: float, seed: int) -> Splits:
         test=splits.train.select(held),
         split="validation",
         names=names,
+        test_names=tuple(splits.names[i] for i in held.tolist()) if splits.names else (),
     )

@@ -159,6 +159,7 @@ class Splits:
         root: The data folder, where samples are image files in it.
         names: The paths below ``root`` of the samples of ``pretrain``, in its order; empty where they are no files.
         left_out: Subfolders of ``root`` that were not looked into: they can't be entered, or hold runs.
+        test_names: As ``names``, of the samples of ``test``.
     """
 
     pretrain: Samples
@@ -170,6 +171,7 @@ class Splits:
     root: Path | None = None
     names: tuple[str, ...] = ()
     left_out: tuple[Skipped, ...] = ()
+    test_names: tuple[str, ...] = ()
 
 
 def described(splits: Splits) -> str:

@@ -107,8 +107,8 @@ def evaluate_run(
         changed = what_changed(read_fingerprint(run), splits)
         if changed:
             say(
-                f"warning: the data has changed since {run.path} was trained, so images that it was trained on may be "
-                f"among those it is evaluated on: {changed}"
+                f"warning: the data has changed since {run.path} was trained, so these are not the run's own results: "
+                f"{changed}. Images that it was trained on may be among those it is evaluated on now"
             )
             results["data_changed"] = changed
         if recipe.data_dir is not None and (changed or data_dir is not None) and _reads_folder(recipe):

@@ -63,10 +63,10 @@ def what_changed(then: dict[str, Any] | None, splits: Splits) -> str:
     """
     if then is None:
         return ""
-    now = fingerprint(splits)
-    for was, what in ((then, "trained"), (then.get("evaluated"), "evaluated")):
-        found = now if what == "trained" else now.get("evaluated", {"samples": 0})
-        if was is None or was["digest"] == found.get("digest"):  # earlier versions took none of what is evaluated on
+    now, none = fingerprint(splits), {"samples": 0, "digest": ""}
+    tested = then.get("evaluated"), now.get("evaluated", none)
+    for what, (was, found) in {"trained": (then, now), "evaluated": tested}.items():
+        if was is None or was["digest"] == found["digest"]:  # earlier versions took none of what is evaluated on
             continue
         if was["samples"] != found["samples"]:
             return f"it was {what} on {was['samples']} images then, and there are {found['samples']} now"

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional as F
 
 import fmicl
-from fmicl.estimators import f_mutual_information, variational_bound
+from fmicl.estimators import f_mutual_information, label_information, variational_bound
 
 F64 = torch.float64
 
@@ -89,6 +90,55 @@ def test_bound_is_tight_at_the_derivative_and_below_otherwise(name: str, joint: 
     assert bound(best) == pytest.approx(float(truth), abs=1e-9)
     wrong = best + torch.randn(2, 3, generator=torch.Generator().manual_seed(noise), dtype=F64)
     assert bound(wrong) < float(truth)
+
+
+@pytest.mark.parametrize("k", [2, 4, 7])
+def test_of_labels_kl_is_the_cross_entropy_and_pearson_the_brier_score(k: int) -> None:
+    logits, labels = 3 * torch.randn(21, k, dtype=F64), torch.arange(21) % k
+    entropy = F.cross_entropy(logits, labels)
+    brier = (logits.softmax(1) - F.one_hot(labels, k)).square().sum(1).mean()
+    torch.testing.assert_close(label_information("kl", logits, labels), math.log(k) - entropy)
+    torch.testing.assert_close(label_information("pearson", logits, labels), k - 1 - k * brier)
+
+
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+@given(seed=st.integers(0, 999), noise=st.floats(-1, 1))
+@settings(deadline=None, max_examples=25)
+def test_a_classifiers_bound_is_tight_at_the_posterior_and_below_otherwise(name: str, seed: int, noise: float) -> None:
+    """Of all counts of x with label k: each row a kind of x, each column with the same sum."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.randint(1, 9, (5, 3), generator=generator)
+    counts = torch.cat([counts, counts.sum(0).max() + 1 - counts.sum(0, keepdim=True)])
+    x, labels = (part.flatten().repeat_interleave(counts.flatten()) for part in torch.meshgrid(
+        torch.arange(6), torch.arange(3), indexing="ij"
+    ))  # fmt: skip
+    truth = f_mutual_information(counts.to(F64) / counts.sum(), name)
+    posterior = counts.to(F64).log()
+    torch.testing.assert_close(label_information(name, posterior[x], labels), truth)
+    other = posterior + noise * torch.randn(6, 3, dtype=F64, generator=generator)
+    assert label_information(name, other[x], labels) <= truth + 1e-12
+
+
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+def test_a_classifier_that_is_certain_of_the_wrong_label_has_a_finite_gradient(name: str) -> None:
+    logits = torch.tensor([[9.0, -9.0], [-9.0, 9.0]], requires_grad=True)
+    label_information(name, logits, torch.tensor([1, 0])).backward()
+    assert logits.grad is not None
+    assert bool(logits.grad.isfinite().all())
+    assert float(logits.grad[0, 1]) > 0, "the bound grows with the logit of the label"
+
+
+def test_logits_in_half_precision_are_widened() -> None:
+    logits, labels = torch.randn(8, 4), torch.arange(8) % 4
+    found = label_information("js", logits.bfloat16(), labels)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, label_information("js", logits.bfloat16().float(), labels))
+
+
+@pytest.mark.parametrize("shapes", [((4,), (4,)), ((4, 2), (3,)), ((4, 2), (4, 1)), ((0, 2), (0,))])
+def test_of_labels_it_wants_a_row_for_each(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"logits must be \(N, K\) and labels \(N,\)"):
+        label_information("kl", torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.long))
 
 
 @pytest.mark.parametrize("name", fmicl.list_divergences())

@@ -1,7 +1,8 @@
-"""Batch normalisation by the batches before, against its formula and torch's own."""
+"""Batch normalisation by the batches before, and with its running statistics left alone, against torch's own."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import nn
 
 from fmicl.models import build_encoder
-from fmicl.norms import PastNorm, by_past
+from fmicl.norms import PastNorm, by_past, unmoved
 from two_processes import of_two_processes
 
 
@@ -103,3 +104,40 @@ def test_two_processes_have_the_statistics_of_one(tmp_path: Path) -> None:
         one(torch.randn(10, 3, generator=generator) * 2 + torch.arange(10)[:, None])
     for seen in of_two_processes(script, tmp_path):
         torch.testing.assert_close(dict(seen), dict(one.state_dict()))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_are_left_alone_for_a_while(momentum: float | None) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3, momentum=momentum)
+    norm(torch.randn(4, 3, 2, 2) + 1)
+    twin, x, later = copy.deepcopy(norm), torch.randn(4, 3, 2, 2) + 9, torch.randn(4, 3, 2, 2)
+    with unmoved(nn.Sequential(norm)):
+        inside = norm(x)
+    torch.testing.assert_close(inside, copy.deepcopy(twin)(x), rtol=0, atol=0)
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(norm, name), getattr(twin, name))
+    norm(later), twin(later)
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(norm, name), getattr(twin, name)), "and move afterwards as they always do"
+
+
+def test_what_goes_wrong_meanwhile_leaves_the_rate_as_it_was() -> None:
+    norm = nn.BatchNorm1d(3, momentum=0.3)
+    with pytest.raises(ValueError, match="more than 1 value"), unmoved(norm):
+        norm(torch.zeros(1, 3))
+    assert norm.momentum == 0.3
+    assert list(norm.state_dict()) == list(nn.BatchNorm1d(3).state_dict())
+
+
+def test_a_compiled_network_knows_when_its_statistics_are_to_stay() -> None:
+    torch.manual_seed(0)
+    usual = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+    compiled = copy.deepcopy(usual)
+    compiled.compile(backend="aot_eager")
+    for batch, (n, side) in enumerate([(8, 8), (16, 4), (6, 8), (10, 4), (12, 8)]):
+        x = torch.randn(n, 1, side, side) + batch
+        for network in (usual, compiled):
+            with unmoved(network) if batch % 2 else contextlib.nullcontext():
+                network(x).sum().backward()
+    torch.testing.assert_close(compiled.state_dict(), usual.state_dict())

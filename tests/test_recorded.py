@@ -61,6 +61,8 @@ every_kind = pytest.mark.parametrize(
         {"method": "moco", "symmetric": True},
         {"method": "moco", "key_statistics": "batch", "symmetric": True},
         {"method": "mocov3"},
+        {"rotation_weight": 0.4},
+        {"method": "moco", "symmetric": True, "rotation_weight": 0.4, "divergence": "pearson"},
     ],
     ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()) or "simclr",
 )

@@ -128,7 +128,8 @@ class Recorder(Callback):
     """One row of metrics.csv for each epoch, and TensorBoard; warns of collapse.
 
     ``alignment`` and ``uniformity`` are those of Wang and Isola for the last batch's embeddings, comparable between
-    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss where it has two.
+    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss where it has two. A column
+    ``loss_rotation`` is there where a run has that term.
 
     Args:
         run: the folder, or None on all processes but the first.
@@ -259,18 +260,21 @@ class Recorder(Callback):
         epoch, step = self._epoch(method), method.step
         seconds = self.seconds + time.monotonic() - self._since
         quality = self._look(method)
-        wanted = [loss.detach(), *(outputs[name].detach() for name in ("first", "second", "terms") if name in outputs)]
-        copies = [_OnItsWay(value) for value in wanted]
+        wanted = {"mean": loss.detach()}
+        wanted |= {name: outputs[name].detach() for name in ("first", "second", "terms", "rotation") if name in outputs}
+        copies = {name: _OnItsWay(value) for name, value in wanted.items()}
 
         def measure() -> dict[str, float | None]:
-            mean, first, second, *terms = (copy.wait() for copy in copies)
-            x, y = normalise(first.float()), normalise(second.float())
-            summands = terms[0].tolist() if terms else (None, None)
-            values = (
+            found = {name: copy.wait() for name, copy in copies.items()}
+            mean, x, y = found["mean"], normalise(found["first"].float()), normalise(found["second"].float())
+            summands = found["terms"].tolist() if "terms" in found else (None, None)
+            values: tuple[float | None, ...] = (
                 epoch, step, float(mean), float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
                 learning_rate, quality, float(analysis.effective_rank(x)), round(seconds, 3), *summands,
             )  # fmt: skip
             row = dict(zip(self.columns, values, strict=True))
+            if "rotation" in found:
+                row["loss_rotation"] = float(found["rotation"])
             self.rows.append(row)
             self._write_rows()
             for name, value in row.items():
@@ -279,7 +283,7 @@ class Recorder(Callback):
             return row
 
         self._row = self._measuring.submit(measure)
-        if wanted[1].device.type != "cuda":
+        if wanted["first"].device.type != "cuda":
             self.finish_row()
 
     def finish_row(self) -> None:
@@ -315,7 +319,7 @@ class Recorder(Callback):
 
     def _csv(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self.columns)
+            writer = csv.DictWriter(file, list(self.rows[0]) if self.rows else self.columns)
             writer.writeheader()
             writer.writerows(self.rows)
 

@@ -16,7 +16,7 @@ from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.base import real
 
-__all__ = ["f_mutual_information", "variational_bound"]
+__all__ = ["f_mutual_information", "label_information", "variational_bound"]
 
 
 def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
@@ -90,6 +90,39 @@ def variational_bound(
     return _expectation("joint_weights", real(joint_scores), joint_weights) - _expectation(
         "independent_weights", divergence.conjugate(independent_scores), independent_weights
     )
+
+
+def label_information(divergence: str | Divergence, logits: Tensor, labels: Tensor) -> Tensor:
+    r"""A classifier's lower bound of the f-mutual information between what it looks at and a label.
+
+    .. math:: I_f(X; Y) \ge \frac1N \sum_i s(r_{i y_i}) - \frac1{NK} \sum_{ik} p(r_{ik}), \qquad
+        r_{ik} = \log K + \log \mathrm{softmax}(\text{logits}_i)_k
+
+    with s the divergence's score and p its penalty: u = e^r is the classifier's p(k | x) over p(k) = 1/K, and for the
+    product of the marginals all K labels count, so that no negatives are drawn. Every f makes a proper scoring rule of
+    it: KL is log K less the cross-entropy, and Pearson is K - 1 less K times the Brier score.
+
+    Args:
+        divergence: a name or a `Divergence`.
+        logits: (N, K), of N samples for K labels.
+        labels: (N,) integers from 0 to K - 1, each as often as every other, as of a label that is drawn uniformly.
+
+    Returns:
+        The bound, a scalar; its negative is a loss. At the true posterior it is the mutual information.
+
+    Example:
+        >>> import torch
+        >>> logits, labels = torch.randn(8, 4), torch.arange(8) % 4
+        >>> bound = label_information("kl", logits, labels)
+        >>> bool(torch.isclose(bound, math.log(4) - torch.nn.functional.cross_entropy(logits, labels)))
+        True
+    """
+    divergence = make_divergence(divergence)
+    if logits.dim() != 2 or labels.shape != logits.shape[:1] or not logits.numel():
+        raise ValueError(f"logits must be (N, K) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}")
+    ratios = math.log(logits.shape[1]) + torch.log_softmax(real(logits), dim=1)
+    own = ratios.gather(1, labels.long().unsqueeze(1))
+    return divergence.score(own).mean() - divergence.penalty(ratios).mean()
 
 
 def _expectation(name: str, values: Tensor, weights: Tensor | None) -> Tensor:

@@ -168,7 +168,7 @@ def _saved(method: Method, first: Tensor, second: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        method.pairs(first, second)
+        method.compared(first, second)
     storages = [tensor.untyped_storage() for tensor in kept]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

@@ -160,6 +160,20 @@ def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Modul
 
     timm's own number is that of the last feature map, after which some models have further layers.
     """
+    model.num_features = check_size(model, name, size, channels)  # type: ignore[assignment]
+    return model
+
+
+def check_size(model: nn.Module, name: str, size: int, channels: int) -> int:
+    """The number of features that an encoder gives for images of a size; it is as before afterwards.
+
+    Raises:
+        ValueError: it can't take them.
+
+    Example:
+        >>> check_size(SmallConv(), "small_conv", 8, channels=1)
+        256
+    """
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):  # whoever seeded the weights counts on the generator
@@ -176,8 +190,7 @@ def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Modul
         raise ValueError(f"the encoder {name} does not give one vector for each image, but {shape} for two of them")
     if not features.numel():
         raise ValueError(f"the encoder {name} gives no features for images of {size} pixels")
-    model.num_features = features.shape[1]  # type: ignore[assignment]
-    return model
+    return features.shape[1]
 
 
 def _small_stem(model: nn.Module, channels: int) -> None:

@@ -1,7 +1,9 @@
-"""Batch normalisation by the batches before: what a sample becomes doesn't depend on those beside it."""
+"""Batch normalisation and its running statistics: by those of the batches before, and without a move of them."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
@@ -9,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PastNorm", "by_past"]
+__all__ = ["PastNorm", "by_past", "unmoved"]
 
 
 class PastNorm(nn.Module):
@@ -141,3 +143,29 @@ def _with_activation(norm: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
     except ImportError:
         return False
     return type(norm) is BatchNormAct2d
+
+
+@contextlib.contextmanager
+def unmoved(network: nn.Module) -> Iterator[None]:
+    """What goes through the network meanwhile is normalised by its own statistics and leaves the running ones alone.
+
+    For batches in training that are unlike those which the network is meant for.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(1)
+        >>> with unmoved(norm):
+        ...     _ = norm(torch.tensor([[2.0], [4.0]]))
+        >>> float(norm.running_mean), norm.momentum
+        (0.0, 0.1)
+    """
+    norms = [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    try:
+        for norm in norms:
+            if norm.momentum is None:  # then the number of batches is the rate, and must not grow
+                norm.num_batches_tracked = None
+            norm.momentum = 0.0
+        yield
+    finally:
+        for norm, rate, count in before:
+            norm.momentum, norm.num_batches_tracked = rate, count

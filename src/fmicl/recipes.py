@@ -61,6 +61,13 @@ class Recipe(Settings):
     """simclr: views of each sample in a batch, two or more. The loss is the mean over every two of them; the time of an
     epoch grows in proportion."""
 
+    # A second term
+    rotation_weight: float = 0.0
+    """Weight of a second term of the loss, by which features tell how far an image was turned: E-SSL (0: none). It is
+    the bound of their f-mutual information, by the divergence of fmicl, else by KL; E-SSL takes 0.4."""
+    rotation_size: int | None = None
+    """Side of the images that are turned, which come of the first views (None: half of theirs, if that leaves 16)."""
+
     # Encoder
     encoder: str = "resnet18"
     """Any timm model, such as resnet50 or vit_small_patch16_224, or small_conv."""
@@ -98,7 +105,12 @@ class Recipe(Settings):
         self._require_positive("hidden", "dim", "k")
         if self.depth is not None:
             self._require_positive("depth")
-        self._require_not_negative("monitor_every", "probe_views", "workers", "memory_gib")
+        self._require_not_negative("monitor_every", "probe_views", "workers", "memory_gib", "rotation_weight")
+        if self.rotation_size is not None and not 1 <= self.rotation_size <= self.views.size:
+            raise ValueError(
+                f"rotation_size must lie between 1 and the side of the views ({self.views.size}), to which images are "
+                f"cropped, but it is {self.rotation_size}"
+            )
         self._require_share("second_blur", "second_solarise")
         if self.multiplicity < 2:
             raise ValueError(f"multiplicity must be at least 2 views of each sample, but it is {self.multiplicity}")
@@ -114,6 +126,21 @@ class Recipe(Settings):
             )
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation is a share of the training data, in [0, 1), but it is {self.validation}")
+
+    @property
+    def turned_size(self) -> int:
+        """Side of the images that are turned, settled.
+
+        Example:
+            >>> RECIPES["cifar10"].recipe.turned_size, RECIPES["digits"].recipe.turned_size
+            (16, 8)
+        """
+        half = self.views.size // 2
+        return self.rotation_size or (half if half >= 16 else self.views.size)
+
+    def parts(self) -> dict[str, bool]:
+        """Of each setting that not all runs have, whether it has a part in this one."""
+        return {**super().parts(), "rotation_size": self.rotation_weight > 0}
 
     @property
     def view_pair(self) -> tuple[Views, Views]:

@@ -29,9 +29,9 @@ from fmicl.exported import EncoderConfig, export
 from fmicl.files import check_writable
 from fmicl.locks import LOCK, locked
 from fmicl.memory import check_memory, explained
-from fmicl.methods import Method, MoCo, Optimisation, method_class
-from fmicl.models import build_encoder, settings_of
-from fmicl.objectives import build_objective, collapse_advice, overweight
+from fmicl.methods import Method, MoCo, Optimisation, Rotation, method_class
+from fmicl.models import build_encoder, check_size, settings_of
+from fmicl.objectives import build_divergence, build_objective, collapse_advice, overweight
 from fmicl.processes import Processes, check_batch, resolve_processes
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
@@ -133,21 +133,37 @@ def build_recipe_encoder(recipe: Recipe) -> nn.Module:
             f"encoder {recipe.encoder} names trained weights ({tag}), but training starts from random ones: "
             f"take --encoder {plain}"
         )
-    return build_encoder(
+    size, channels = recipe.views.size, len(recipe.views.mean)
+    encoder = build_encoder(
         recipe.encoder,
-        size=recipe.views.size,
-        channels=len(recipe.views.mean),
+        size=size,
+        channels=channels,
         stem=recipe.stem,
         depth=recipe.depth,
         stable_vit=recipe.stable_vit,
     )
+    if recipe.rotation_weight:
+        try:
+            check_size(encoder, recipe.encoder, recipe.turned_size, channels)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; these are the images that are turned (--rotation-weight): take --rotation-size {size}"
+            ) from error
+    return encoder
 
 
 def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> Method:
     """The method of a recipe around an encoder, with the schedule for this many batches an epoch."""
     options: dict[str, Any] = method_options(recipe) | {"dim": recipe.dim, "hidden": recipe.hidden}
     kind = method_class(recipe.method)
-    return kind(encoder, build_objective(recipe), optimisation_of(recipe, batches_per_epoch), **options)
+    method = kind(encoder, build_objective(recipe), optimisation_of(recipe, batches_per_epoch), **options)
+    if recipe.rotation_weight:
+        of = build_divergence(recipe) if recipe.objective == "fmicl" else "kl"
+        features = int(encoder.num_features)  # type: ignore[arg-type]
+        method.rotation = Rotation(
+            features, of, weight=recipe.rotation_weight, size=recipe.turned_size, hidden=recipe.hidden
+        )
+    return method
 
 
 def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
@@ -366,7 +382,8 @@ def resolve_precision(recipe: Settings, device: torch.device) -> Literal["32-tru
 
 def describe(method: Method) -> str:
     """Method and objective with all settings, in one line."""
-    return f"{type(method).__name__} with {type(method.objective).__name__}({method.objective.extra_repr()})"
+    turned = "" if method.rotation is None else f" and Rotation({method.rotation.extra_repr()})"
+    return f"{type(method).__name__} with {type(method.objective).__name__}({method.objective.extra_repr()}){turned}"
 
 
 def _report_broken(broken: Sequence[Skipped]) -> None:

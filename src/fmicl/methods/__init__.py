@@ -4,7 +4,8 @@
     moco      keys come from a momentum encoder; negatives are a queue of past keys
     mocov3    momentum encoder, a predictor on the side of the gradient, and both views take both roles
 
-Each takes every objective, for an objective is only something that is called with two batches of embeddings.
+Each takes every objective, for an objective is only something that is called with two batches of embeddings. On images,
+each takes a second term too, by which features tell how far an image was turned (:class:`Rotation`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import difflib
 from fmicl.methods.base import Method, Optimisation, parameter_groups, warmup_cosine, warmup_linear
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
+from fmicl.methods.rotation import Rotation
 from fmicl.methods.simclr import SimCLR
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "MoCo",
     "MoCoV3",
     "Optimisation",
+    "Rotation",
     "SimCLR",
     "method_class",
     "parameter_groups",

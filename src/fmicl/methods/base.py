@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fmicl.fast import Recorded, record, speed_up, speed_up_head, suits
 from fmicl.kernels import triton_runs_on
+from fmicl.methods.rotation import Rotation
 from fmicl.models import projection_head
 from fmicl.norms import by_past
 
@@ -45,7 +46,9 @@ class Compared(NamedTuple):
     first: Tensor
     second: Tensor
     terms: Tensor | None = None
-    """(2,) alignment and uniformity, the summands of the loss, where the objective has them."""
+    """(2,) alignment and uniformity, the objective's summands of the loss, where it has them."""
+    rotation: Tensor | None = None
+    """The summand that is no objective's, where there is one (:class:`fmicl.methods.rotation.Rotation`)."""
 
     @staticmethod
     def mean(pairs: list[Compared]) -> Compared:
@@ -123,6 +126,9 @@ class Method(LightningModule):
         dim: dimension of the embeddings.
         hidden: width of the projection head.
         projection: a head from features to embeddings (N, ``dim``), in the place of the usual one of width ``hidden``.
+
+    Attributes:
+        rotation: a second term of the loss, of the first views alone; None, as at first, is none.
     """
 
     channels_last = False
@@ -151,8 +157,10 @@ class Method(LightningModule):
         self.projection = projection
         self.objective = objective
         self.optimisation = optimisation
+        self.rotation: Rotation | None = None
         self.batches = 0
         self._recorded: Recorded | None = None
+        self._given: tuple[str, ...] = ()
 
     @abstractmethod
     def pairs(self, first: Tensor, second: Tensor) -> Compared:
@@ -160,6 +168,14 @@ class Method(LightningModule):
 
         A method that takes K views of a sample has the others in `second`, ((K - 1) N, ...), one after another.
         """
+
+    def compared(self, first: Tensor, second: Tensor) -> Compared:
+        """What :meth:`pairs` gives, with all that the loss has beside the objective."""
+        pairs = self.pairs(first, second)
+        if self.rotation is None:
+            return pairs
+        term = self.rotation(self.encoder, first)
+        return pairs._replace(loss=pairs.loss + term, rotation=term.detach())
 
     @property
     def step(self) -> int:
@@ -192,7 +208,7 @@ class Method(LightningModule):
 
     def networks(self) -> list[nn.Module]:
         """What runs in each step, encoders first."""
-        return [self.encoder, self.projection]
+        return [self.encoder, self.projection, *([] if self.rotation is None else [self.rotation.head])]
 
     def share_statistics(self) -> None:
         """Make batch normalisation take its statistics over all processes, in place."""
@@ -241,10 +257,10 @@ class Method(LightningModule):
             batch = batch._replace(first=first, second=second)
         values = self._values(batch.first, batch.second)
         self.batches += 1
-        return dict(zip(Compared._fields, values, strict=False))
+        return dict(zip(self._given, values, strict=True))
 
     def _values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """What `pairs` gives, less what it doesn't: from the recorded graph where there is one."""
+        """What `compared` gives, less what it doesn't: from the recorded graph where there is one."""
         if not (self.recording and self.training):
             return self._plain_values(first, second)
         if self._recorded is None:
@@ -258,7 +274,9 @@ class Method(LightningModule):
         return self._recorded(first, second)
 
     def _plain_values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        return tuple(value for value in self.pairs(first, second) if value is not None)
+        found = {name: value for name, value in self.compared(first, second)._asdict().items() if value is not None}
+        self._given = tuple(found)
+        return tuple(found.values())
 
     def on_step_start(self) -> None:
         """Before the first batch of a step."""
@@ -343,7 +361,8 @@ class MomentumMethod(Method):
 
     def networks(self) -> list[nn.Module]:
         """The momentum encoder too."""
-        return [self.encoder, self.target_encoder, self.projection, self.target_projection]
+        encoder, *heads = super().networks()
+        return [encoder, self.target_encoder, *heads, self.target_projection]
 
     @torch.no_grad()
     def on_step_start(self) -> None:

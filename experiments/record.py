@@ -153,8 +153,9 @@ def differences(record: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a record that differ from its recipe's, but for those in its name and those without a part.
 
     Fields that a record of an older version doesn't have are as the recipe says, but for those that meant something
-    else then; and key_statistics that the recipe would choose by itself don't differ from it. How often STS-B dev is
-    looked at counts where it chose the encoder, and a run on sentences without it is said to be that of its last step.
+    else then; and what the recipe would choose by itself, key_statistics, say, doesn't differ from it. How often STS-B
+    dev is looked at counts where it chose the encoder, and a run on sentences without it is said to be that of its last
+    step.
     """
     default = _default(record["recipe"])
     if default is None:
@@ -175,9 +176,10 @@ def differences(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settled(recipe: Any) -> dict[str, Any]:
-    """key_statistics as the recipe has them, where they are what it would choose by itself."""
-    chosen = dataclasses.replace(recipe, key_statistics="auto")
-    return {"key_statistics": "auto"} if chosen.statistics == recipe.statistics else {}
+    """Fields as the recipe has them, where they are what it would choose by itself."""
+    meant = recipe.settled()
+    chosen = {name: dataclasses.replace(recipe, **{name: value}).settled() for name, value in recipe.automatic.items()}
+    return {n: recipe.automatic[n] for n, settled in chosen.items() if getattr(settled, n) == getattr(meant, n)}
 
 
 def record_name(record: Mapping[str, Any]) -> str:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from fmicl import analysis, runs
+from fmicl.building import build_method
 from fmicl.callbacks import Guard, NonFiniteError, Recorder, _OnItsWay
 from fmicl.methods import Method
 from fmicl.models import build_encoder
 from fmicl.recipes import RECIPES
-from fmicl.training import build_method
 
 
 def some_method() -> Method:

@@ -135,6 +135,11 @@ def test_logits_in_half_precision_are_widened() -> None:
     torch.testing.assert_close(found, label_information("js", logits.bfloat16().float(), labels))
 
 
+def test_labels_are_integers() -> None:
+    with pytest.raises(ValueError, match=r"integers, got .* of torch\.float32"):
+        label_information("kl", torch.zeros(4, 2), torch.zeros(4))
+
+
 @pytest.mark.parametrize("shapes", [((4,), (4,)), ((4, 2), (3,)), ((4, 2), (4, 1)), ((0, 2), (0,))])
 def test_of_labels_it_wants_a_row_for_each(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match=r"logits must be \(N, K\) and labels \(N,\)"):

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fmicl import cli, memory, training
+from fmicl.building import build_method, build_recipe_encoder
 from fmicl.memory import DoesNotFitError, Need, check_memory, explained, free_memory, need_of
 from fmicl.methods import METHODS, Method, MoCo, Optimisation, SimCLR
 from fmicl.processes import Processes
 from fmicl.recipes import RECIPES, Recipe
-from fmicl.training import build_method, build_recipe_encoder, train
+from fmicl.training import train
 
 GIB = 2**30
 DIGITS = dataclasses.replace(RECIPES["digits"].recipe, device="cpu", epochs=1, baselines=False, monitor_every=0)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fmicl.building import build_method, build_recipe_encoder
 from fmicl.data import ArraySamples, ViewStream
 from fmicl.methods import Method
 from fmicl.recipes import RECIPES
-from fmicl.training import build_method, build_recipe_encoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 

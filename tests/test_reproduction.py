@@ -120,6 +120,14 @@ def test_statistics_of_keys_differ_where_the_recipe_would_choose_others(tmp_path
     assert differ == [None, "past", None, "batch", "batch"]
 
 
+def test_a_size_that_the_recipe_would_choose_is_not_in_the_name(tmp_path: Path) -> None:
+    runs: list[dict[str, Any]] = [{}, {"rotation_size": 16}, {"rotation_size": 20}]
+    told = [record.make_record(run_folder(tmp_path / str(i), rotation_weight=0.4, **r)) for i, r in enumerate(runs)]
+    names = [record.record_name(one) for one in told]
+    assert names[0] == names[1] == "cifar10-simclr-fmicl-kl-rotation_weight=0.4-2-seed0.json"
+    assert names[2] == "cifar10-simclr-fmicl-kl-rotation_weight=0.4-rotation_size=20-2-seed0.json"
+
+
 @pytest.mark.parametrize(
     ("stsb_dev", "sts_every", "differs"),
     [

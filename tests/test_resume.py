@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from fmicl import cli, runs, training
+from fmicl.building import build_recipe_encoder
 from fmicl.checkpoints import Checkpoints
 from fmicl.data import reading
 from fmicl.files import write_whole
@@ -185,7 +186,7 @@ def test_broken_files_are_left_out_as_before(
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = training.build_recipe_encoder
+    build = build_recipe_encoder
 
     def noisy(recipe: Recipe) -> torch.nn.Module:
         encoder = build(recipe)

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fmicl import processes, runs, training
+from fmicl.building import build_method, build_recipe_encoder
 from fmicl.data import Batch
 from fmicl.embedding import embed_folder
 from fmicl.exported import load_encoder
@@ -63,7 +64,7 @@ def test_every_recipe_runs_on_data_in_its_real_form(name: str, tmp_path: Path) -
 @pytest.mark.usefixtures("only_training")
 def test_each_method_trains_two_steps_with_each_objective(method: Any, objective: Any, tmp_path: Path) -> None:
     recipe = digits(method=method, objective=objective, divergence="js", epochs=1, batch_size=512, queue=600)
-    before = training.build_recipe_encoder(recipe)
+    before = build_recipe_encoder(recipe)
     run = train(recipe, out=tmp_path / "run")
     assert run is not None
     (row,) = csv.DictReader(run.metrics.open())
@@ -107,7 +108,7 @@ def test_untrained_in_the_results_is_what_training_started_from(tmp_path: Path) 
     run = train(digits(epochs=1, learning_rate=1e-30, weight_decay=0.0), out=tmp_path / "run")
     assert run is not None
     torch.manual_seed(0)
-    start = training.build_recipe_encoder(digits())
+    start = build_recipe_encoder(digits())
     for old, new in zip(start.parameters(), load_encoder(run.path).parameters(), strict=True):
         torch.testing.assert_close(old, new, rtol=0, atol=1e-25)
 
@@ -223,7 +224,7 @@ def test_a_recipes_momentum_and_statistics_reach_its_method() -> None:
     symmetric: dict[str, Any] = {"symmetric": True, "encoder_momentum": 0.9, "encoder_momentum_end": 0.95}
     for changes in ({}, symmetric):
         recipe = digits(method="moco", **changes)
-        method = training.build_method(recipe, training.build_recipe_encoder(recipe), 1)
+        method = build_method(recipe, build_recipe_encoder(recipe), 1)
         assert isinstance(method, MoCo)
         past = any(isinstance(module, PastNorm) for module in method.target_encoder.modules())
         made.append((method.initial_momentum, method.final_momentum, method.symmetric, past))
@@ -247,7 +248,7 @@ def test_channels_last_changes_the_layout_and_not_the_numbers() -> None:
     recipe = digits(encoder="resnet18")
     recipe = dataclasses.replace(recipe, views=dataclasses.replace(recipe.views, mean=(0.5,) * 3, std=(0.5,) * 3))
     torch.manual_seed(0)
-    method = training.build_method(recipe, training.build_recipe_encoder(recipe), 1)
+    method = build_method(recipe, build_recipe_encoder(recipe), 1)
     method.optimizers = lambda: torch.optim.SGD(method.parameters())  # type: ignore[assignment]
     method._trainer = None
     layouts: list[bool] = []

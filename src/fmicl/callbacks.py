@@ -128,8 +128,8 @@ class Recorder(Callback):
     """One row of metrics.csv for each epoch, and TensorBoard; warns of collapse.
 
     ``alignment`` and ``uniformity`` are those of Wang and Isola for the last batch's embeddings, comparable between
-    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss where it has two. A column
-    ``loss_rotation`` is there where a run has that term.
+    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss where it has two. In a run with
+    the term of turned images, ``loss_rotation`` is that batch's: minus the weight times the bound of their information.
 
     Args:
         run: the folder, or None on all processes but the first.

@@ -108,7 +108,8 @@ def label_information(divergence: str | Divergence, logits: Tensor, labels: Tens
         labels: (N,) integers from 0 to K - 1, each as often as every other, as of a label that is drawn uniformly.
 
     Returns:
-        The bound, a scalar; its negative is a loss. At the true posterior it is the mutual information.
+        The bound, a scalar; its negative is a loss. At the true posterior it is the mutual information. Where f(0) is
+        infinite (reverse KL, Jeffrey, Neyman), so is that of labels which are told for certain, and a loss has no end.
 
     Example:
         >>> import torch
@@ -118,8 +119,12 @@ def label_information(divergence: str | Divergence, logits: Tensor, labels: Tens
         True
     """
     divergence = make_divergence(divergence)
-    if logits.dim() != 2 or labels.shape != logits.shape[:1] or not logits.numel():
-        raise ValueError(f"logits must be (N, K) and labels (N,), got {tuple(logits.shape)} and {tuple(labels.shape)}")
+    whole = not (labels.is_floating_point() or labels.is_complex())
+    if logits.dim() != 2 or labels.shape != logits.shape[:1] or not logits.numel() or not whole:
+        raise ValueError(
+            f"logits must be (N, K) and labels (N,) integers, got {tuple(logits.shape)} and {tuple(labels.shape)} of "
+            f"{labels.dtype}"
+        )
     ratios = math.log(logits.shape[1]) + torch.log_softmax(real(logits), dim=1)
     own = ratios.gather(1, labels.long().unsqueeze(1))
     return divergence.score(own).mean() - divergence.penalty(ratios).mean()

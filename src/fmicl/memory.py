@@ -107,7 +107,8 @@ def explained(recipe: Settings) -> Iterator[None]:
 def _advice(recipe: Settings) -> str:
     encoder = "--encoder or --size" if recipe.kind == "images" else "--model or --length"
     fewer = ", or a --multiplicity of 2," if _multiplicity(recipe) > 2 else ""
-    return f"a smaller {encoder}{fewer} needs less as well"
+    turned = ", or a smaller --rotation-size," if getattr(recipe, "rotation_weight", 0.0) else ""
+    return f"a smaller {encoder}{fewer or turned} needs less as well"
 
 
 def _multiplicity(recipe: Settings) -> int:

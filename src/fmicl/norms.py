@@ -149,7 +149,8 @@ def _with_activation(norm: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
 def unmoved(network: nn.Module) -> Iterator[None]:
     """What goes through the network meanwhile is normalised by its own statistics and leaves the running ones alone.
 
-    For batches in training that are unlike those which the network is meant for.
+    For batches in training that are unlike those which the network is meant for. (The number of batches, which says
+    nothing where there is a momentum, goes on. Layers of other kinds than torch's batch normalisations are not known.)
 
     Example:
         >>> norm = nn.BatchNorm1d(1)
@@ -162,8 +163,8 @@ def unmoved(network: nn.Module) -> Iterator[None]:
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            if norm.momentum is None:  # then the number of batches is the rate, and must not grow
-                norm.num_batches_tracked = None
+            if norm.momentum is None and norm.num_batches_tracked is not None:  # the rate then, which must not fall
+                norm.num_batches_tracked = norm.num_batches_tracked.clone()
             norm.momentum = 0.0
         yield
     finally:

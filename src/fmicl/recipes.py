@@ -37,6 +37,7 @@ class Recipe(Settings):
     }  # fmt: skip
     """Of these, memory_gib too changes roundings: it says where images are resized."""
     paths: ClassVar[tuple[str, ...]] = ("data_dir",)
+    automatic: ClassVar[dict[str, Any]] = {**Settings.automatic, "rotation_size": None}
 
     # Data
     dataset: str
@@ -64,7 +65,8 @@ class Recipe(Settings):
     # A second term
     rotation_weight: float = 0.0
     """Weight of a second term of the loss, by which features tell how far an image was turned: E-SSL (0: none). It is
-    the bound of their f-mutual information, by the divergence of fmicl, else by KL; E-SSL takes 0.4."""
+    the bound of their f-mutual information, by fmicl's divergence, whose f(0) must be finite, or by KL for other
+    objectives; E-SSL takes 0.4."""
     rotation_size: int | None = None
     """Side of the images that are turned, which come of the first views (None: half of theirs, if that leaves 16)."""
 
@@ -78,7 +80,7 @@ class Recipe(Settings):
     stable_vit: bool = True
     """MoCo v3's tricks for vision transformers: frozen patch projection, fixed sine-cosine positions."""
     hidden: int = 2048
-    """Width of the hidden layers of the projection head."""
+    """Width of the hidden layers of the projection head, and of the one that tells turns."""
     dim: int = 512
     """Dimension d of the embeddings."""
 
@@ -137,6 +139,10 @@ class Recipe(Settings):
         """
         half = self.views.size // 2
         return self.rotation_size or (half if half >= 16 else self.views.size)
+
+    def settled(self) -> Self:
+        """The same, with what a run chooses by itself as it is chosen."""
+        return dataclasses.replace(super().settled(), rotation_size=self.turned_size if self.rotation_weight else None)
 
     def parts(self) -> dict[str, bool]:
         """Of each setting that not all runs have, whether it has a part in this one."""

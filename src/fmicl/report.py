@@ -36,6 +36,13 @@ _CURVES = {
     "uniformity": ("Uniformity in training", "Uniformity", f"{_BATCH} {_EXPLAINED['uniformity']}."),
     "effective_rank": ("Effective rank in training", "Dimensions", f"{_BATCH} {_EXPLAINED['effective_rank']}."),
 }
+_ROTATION = {
+    "loss_rotation": (
+        "Turned images", "Summand of the loss", "Of the last training batch before each point: minus the weight times "
+        "the bound of what features tell of the turn. The training loss holds it.",
+    ),
+}  # fmt: skip
+"""Where a run has that term."""
 _TEXT_CURVES = {
     "loss": ("Training loss", "Loss", "Mean over the steps between two points."),
     "stsb_dev": ("STS-B dev", "Spearman x 100", "What the checkpoint was chosen by."),
@@ -154,6 +161,8 @@ def _header(run: Path, settings: Mapping[str, Any]) -> str:
         for key in ("method", "objective", "divergence", "encoder", "model")
         if chosen.get(key) is not None and not (key == "divergence" and chosen.get("objective") != "fmicl")
     )
+    if is_number(chosen.get("rotation_weight")) and chosen["rotation_weight"]:
+        objective += f" + rotation {chosen['rotation_weight']:g}"
     facts = [objective, f"seed {settings['seed']}" if settings.get("seed") is not None else ""]
     facts += [str(settings.get(key) or "") for key in ("device", "started")]
     line = " · ".join(escape(fact) for fact in facts if fact)
@@ -241,8 +250,13 @@ def _text_figures(page: _Page) -> str:
     return f'<section><h2>Figures</h2><div class="figures">{curves}</div></section>' if curves else ""
 
 
-def _curves(page: _Page, wanted: Mapping[str, tuple[str, str, str]], over: Literal["epoch", "step"]) -> list[str]:
-    """Curves of the columns of metrics.csv that are wanted."""
+def _curves(
+    page: _Page,
+    wanted: Mapping[str, tuple[str, str, str]],
+    over: Literal["epoch", "step"],
+    maybe: Mapping[str, tuple[str, str, str]] | None = None,
+) -> list[str]:
+    """Curves of the columns of metrics.csv that are wanted, and of those that may be there."""
     path = page.run / "metrics.csv"
     curves: list[str] = []
     try:
@@ -252,7 +266,8 @@ def _curves(page: _Page, wanted: Mapping[str, tuple[str, str, str]], over: Liter
     except _DAMAGED as error:
         page.notes.append(f"No curves: {error}.")
     else:
-        for column, (title, label, text) in wanted.items():
+        there = {column: words for column, words in (maybe or {}).items() if column in metrics}
+        for column, (title, label, text) in {**wanted, **there}.items():
             if not any(value is not None and math.isfinite(value) for value in metrics.get(column, [])):
                 page.notes.append(f"{title}: metrics.csv has no finite values of it.")
                 continue
@@ -265,7 +280,7 @@ def _curves(page: _Page, wanted: Mapping[str, tuple[str, str, str]], over: Liter
 
 
 def _figures(page: _Page) -> str:
-    curves = _curves(page, _CURVES, "epoch")
+    curves = _curves(page, _CURVES, "epoch", _ROTATION)
     arrays = page.arrays()
     if "positive" in arrays and "negative" in arrays:
         curves.append(

@@ -36,6 +36,8 @@ class Settings:
     """
     paths: ClassVar[tuple[str, ...]] = ()
     """Fields that hold a path, or None."""
+    automatic: ClassVar[dict[str, Any]] = {"key_statistics": "auto"}
+    """Fields with a value that lets the run choose, and that value; :meth:`settled` says what is chosen."""
 
     # Method
     method: Method = "simclr"
@@ -178,6 +180,10 @@ class Settings:
             return self.key_statistics
         return "past" if self.method == "moco" and self.symmetric else "batch"
 
+    def settled(self) -> Self:
+        """The same, with what a run chooses by itself as it is chosen."""
+        return dataclasses.replace(self, key_statistics=self.statistics)
+
     def parts(self) -> dict[str, bool]:
         """Of each setting that not all objectives and methods have, whether it has a part in this run."""
         fmicl = self.objective == "fmicl"
@@ -221,7 +227,7 @@ class Settings:
             >>> dataclasses.replace(recipe, alpha=10.0, device="cpu", key_statistics="batch").differences(recipe)
             'alpha was 20.0, is now 10.0'
         """
-        then, now = (dataclasses.replace(s, key_statistics=s.statistics)._flat() for s in (before, self))
+        then, now = before.settled()._flat(), self.settled()._flat()
         others = [name for name in now if then.get(name) != now[name] and name not in self.machine]
         return "; ".join(f"{name} was {then.get(name)}, is now {now[name]}" for name in others)
 

@@ -12,8 +12,8 @@ from fmicl.text_recipes import TextRecipe
 
 __all__ = ["check_cells"]
 
-ENCODER = ("encoder", "stem", "depth", "stable_vit", "views")
-"""Settings that an image encoder is built from."""
+ENCODER = ("encoder", "stem", "depth", "stable_vit", "views", "rotation_weight", "rotation_size")
+"""Settings that an image encoder is built from, or that say what else it must take."""
 
 
 def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
@@ -29,6 +29,7 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
             `fmicl train`.
         FileNotFoundError: data, or a sentence model's folder, that isn't there.
     """
+    from fmicl.building import rotation_divergence
     from fmicl.data import dataset_info, named_folder
     from fmicl.objectives import build_objective
     from fmicl.processes import check_batch
@@ -36,6 +37,7 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
     encoders = set()
     for cell in cells:
         build_objective(cell.recipe)
+        rotation_divergence(cell.recipe)
         check_batch(cell.recipe, cell.recipe.devices)
         if isinstance(cell.recipe, TextRecipe):
             from fmicl.text_models import check_model, told_limit
@@ -62,7 +64,7 @@ def _check_encoder(recipe: Recipe) -> None:
     """Build a recipe's encoder: without its weights, which is quick, or with them where that can't be done."""
     import torch
 
-    from fmicl.training import build_recipe_encoder
+    from fmicl.building import build_recipe_encoder
 
     try:
         with torch.device("meta"):

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl import how_to_install
+from fmicl.building import method_options, optimisation_of
 from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
 from fmicl.files import write_whole
@@ -42,9 +43,7 @@ from fmicl.training import (
     check_same,
     describe,
     fit,
-    method_options,
     open_folder,
-    optimisation_of,
     quiet_lightning,
     report_overweight,
     report_unused,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import signal
 import sys
 import warnings
@@ -22,6 +21,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from fmicl.building import build_method, build_recipe_encoder, rotation_divergence
 from fmicl.callbacks import Guard, Recorder
 from fmicl.checkpoints import Checkpoints, RemainingBatches
 from fmicl.data import Skipped, Splits, Stream, ViewStream, described, fingerprint, listed, what_changed
@@ -29,9 +29,9 @@ from fmicl.exported import EncoderConfig, export
 from fmicl.files import check_writable
 from fmicl.locks import LOCK, locked
 from fmicl.memory import check_memory, explained
-from fmicl.methods import Method, MoCo, Optimisation, Rotation, method_class
-from fmicl.models import build_encoder, check_size, settings_of
-from fmicl.objectives import build_divergence, build_objective, collapse_advice, overweight
+from fmicl.methods import Method
+from fmicl.models import settings_of
+from fmicl.objectives import build_objective, collapse_advice, overweight
 from fmicl.processes import Processes, check_batch, resolve_processes
 from fmicl.progress import Progress
 from fmicl.recipes import RECIPES, Recipe
@@ -76,6 +76,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         check_batch(recipe, processes.world_size)
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         build_objective(recipe)  # wrong settings are found before data is read and a folder made
+        rotation_divergence(recipe)
         encoder = build_recipe_encoder(recipe)
         splits = load_splits(recipe, say if processes.rank == 0 else None)
         stream = _stream(recipe, splits, device, processes)
@@ -119,81 +120,6 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
 
         write_report(run.path)
         return run
-
-
-def build_recipe_encoder(recipe: Recipe) -> nn.Module:
-    """The untrained encoder of a recipe; its weights follow from torch's seed.
-
-    Raises:
-        ValueError: there is no such encoder, it can't take the images, or its name is that of trained weights.
-    """
-    plain, _, tag = recipe.encoder.partition(".")
-    if tag:
-        raise ValueError(
-            f"encoder {recipe.encoder} names trained weights ({tag}), but training starts from random ones: "
-            f"take --encoder {plain}"
-        )
-    size, channels = recipe.views.size, len(recipe.views.mean)
-    encoder = build_encoder(
-        recipe.encoder,
-        size=size,
-        channels=channels,
-        stem=recipe.stem,
-        depth=recipe.depth,
-        stable_vit=recipe.stable_vit,
-    )
-    if recipe.rotation_weight:
-        try:
-            check_size(encoder, recipe.encoder, recipe.turned_size, channels)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}; these are the images that are turned (--rotation-weight): take --rotation-size {size}"
-            ) from error
-    return encoder
-
-
-def build_method(recipe: Recipe, encoder: nn.Module, batches_per_epoch: int) -> Method:
-    """The method of a recipe around an encoder, with the schedule for this many batches an epoch."""
-    options: dict[str, Any] = method_options(recipe) | {"dim": recipe.dim, "hidden": recipe.hidden}
-    kind = method_class(recipe.method)
-    method = kind(encoder, build_objective(recipe), optimisation_of(recipe, batches_per_epoch), **options)
-    if recipe.rotation_weight:
-        of = build_divergence(recipe) if recipe.objective == "fmicl" else "kl"
-        features = int(encoder.num_features)  # type: ignore[arg-type]
-        method.rotation = Rotation(
-            features, of, weight=recipe.rotation_weight, size=recipe.turned_size, hidden=recipe.hidden
-        )
-    return method
-
-
-def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:
-    """Optimiser and schedule of a recipe, for this many batches an epoch."""
-    batches = recipe.epochs * batches_per_epoch
-    steps = math.ceil(batches / recipe.accumulate)
-    warmup = min(recipe.warmup_epochs, recipe.epochs / 5) / recipe.epochs
-    return Optimisation(
-        optimizer=recipe.optimizer,
-        learning_rate=recipe.peak_learning_rate,
-        weight_decay=recipe.weight_decay,
-        warmup_steps=round(warmup * steps),
-        total_steps=steps,
-        accumulate=recipe.accumulate,
-        seed=recipe.seed,
-        schedule=recipe.schedule,
-        total_batches=batches,
-    )
-
-
-def method_options(recipe: Settings) -> dict[str, Any]:
-    """What a recipe's method takes beside encoder, objective and optimisation: momentum, queue and the like."""
-    options: dict[str, Any] = {}
-    if recipe.method != "simclr":
-        options |= {"momentum": recipe.encoder_momentum, "statistics": recipe.statistics}
-        if recipe.encoder_momentum_end is not None:
-            options["final_momentum"] = recipe.encoder_momentum_end
-    if method_class(recipe.method) is MoCo:
-        options |= {"queue": recipe.queue, "symmetric": recipe.symmetric}
-    return options
 
 
 def _stream(recipe: Recipe, splits: Splits, device: torch.device, processes: Processes) -> ViewStream:
@@ -394,6 +320,9 @@ def _report_broken(broken: Sequence[Skipped]) -> None:
 def report_unused(recipe: Settings, default: Settings) -> None:
     """Of what was asked for, other than the default, and has no effect."""
     unused = recipe.without_part(default)
+    if "rotation_size" in unused:
+        unused.remove("rotation_size")
+        say("warning: rotation_size has no part without --rotation-weight")
     if unused:
         listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
         say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")

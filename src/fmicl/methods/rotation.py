@@ -13,7 +13,7 @@ from fmicl.estimators import label_information
 from fmicl.models import mlp
 from fmicl.norms import unmoved
 
-__all__ = ["TURNS", "Rotation", "turned"]
+__all__ = ["TURNS", "Rotation", "finite", "turned"]
 
 TURNS = 4
 """By 0, 90, 180 and 270 degrees."""
@@ -30,16 +30,20 @@ class Rotation(nn.Module):
 
     It is the bound that f-MICL maximises between two views (`fmicl.estimators.label_information`), of features and
     turns. With KL it is w (cross-entropy - log 4), the term of Dangovski et al., "Equivariant Contrastive Learning",
-    2022, who take w = 0.4 and on CIFAR-10 images of half the side.
-
-    Images that are turned have statistics of their own, of which the encoder's running ones take no notice.
+    2022 (E-SSL), who take w = 0.4 and on CIFAR-10 images of half the side. Otherwise than theirs, the images that are
+    turned are the first views, made smaller, and not a third crop; the head has batch normalisation in place of layer
+    normalisation; and turned images, which have statistics of their own, leave the encoder's running ones alone.
 
     Args:
         features: that the encoder gives.
-        divergence: a name or a `Divergence`.
+        divergence: a name or a `Divergence`, with a finite f(0): of the others, reverse KL, Jeffrey and Neyman, the
+            information that is asked for is infinite once a turn is told for certain.
         weight: w.
         size: side of the images that are turned, to which views are shrunk.
         hidden: width of the head.
+
+    Raises:
+        ValueError: such a divergence, or numbers that can't be meant.
 
     Example:
         >>> from fmicl.models import SmallConv
@@ -54,13 +58,20 @@ class Rotation(nn.Module):
     ) -> None:
         super().__init__()
         require_positive("weight", weight)
-        require_positive("size", size)
-        self.divergence = make_divergence(divergence)
+        if size != int(size) or size < 1:
+            raise ValueError(f"size must be a number of pixels, got size={size!r}")
+        self.divergence = finite(make_divergence(divergence))
         self.weight, self.size = weight, size
         self.head = mlp((features, hidden, hidden, TURNS))
 
     def forward(self, encoder: nn.Module, images: Tensor) -> Tensor:
-        """The term of the loss, a scalar, of images (N, C, H, W) of any square size from `size` on."""
+        """The term of the loss, a scalar, of square images (N, C, S, S).
+
+        Raises:
+            ValueError: they are smaller than those that are to be turned.
+        """
+        if images.shape[-1] < self.size:
+            raise ValueError(f"images of {self.size} pixels are turned, but these have {images.shape[-1]}")
         views = turned(F.adaptive_avg_pool2d(images, self.size))
         with unmoved(encoder):
             logits = self.head(encoder(views))
@@ -70,6 +81,25 @@ class Rotation(nn.Module):
     def extra_repr(self) -> str:
         """The settings."""
         return f"{self.divergence}, weight={self.weight:g}, size={self.size}"
+
+
+def finite(divergence: Divergence) -> Divergence:
+    """The same, if its f(0) is finite: the mutual information with a label then is, however well that is told.
+
+    Raises:
+        ValueError: it isn't.
+
+    Example:
+        >>> finite(make_divergence("js")).name
+        'js'
+    """
+    if not bool(divergence.f(0.0).isfinite()):
+        raise ValueError(
+            f"features that tell a turn for certain have infinite information about it by {divergence.name}, whose "
+            "f(0) is infinite, so that this term of the loss has no end: take a divergence with a finite one, such as "
+            "kl or js, or leave rotation_weight at 0"
+        )
+    return divergence
 
 
 def turned(images: Tensor) -> Tensor:

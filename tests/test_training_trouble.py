@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from fmicl import objectives, runs, training
+from fmicl import building, objectives, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import FileSamples
 from fmicl.progress import Progress
@@ -118,7 +118,7 @@ class Breaks(nn.Module):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "build_objective", lambda _: Breaks())
+    monkeypatch.setattr(building, "build_objective", lambda _: Breaks())
     words = r"step 3 \(batch 3\); objective: SimCLR with Breaks\(alpha=40\).*is kept in \S*last.ckpt.*--learning-rate"
     with pytest.raises(NonFiniteError, match=words):
         train(digits(checkpoint_steps=1), out=tmp_path / "run")
@@ -191,7 +191,7 @@ def test_a_setting_of_another_encoder_is_warned_of(
 
 def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guard, "look", lambda *_, **__: None)  # as if the loss had been finite
-    monkeypatch.setattr(training, "build_objective", lambda _: Breaks())
+    monkeypatch.setattr(building, "build_objective", lambda _: Breaks())
     with pytest.raises(NonFiniteError, match="a weight is not finite"):
         train(digits(checkpoint_steps=1), out=tmp_path / "run")
     assert runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"] == 2

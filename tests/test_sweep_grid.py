@@ -11,7 +11,8 @@ import pytest
 import tyro
 
 from fmicl import cli
-from fmicl.grid import arguments, cells, grid_of, leaves, parse_case, values_of
+from fmicl.fields import arguments, leaves
+from fmicl.grid import cells, grid_of, parse_case, values_of
 from fmicl.recipes import RECIPES, Recipe
 from sweeps import DIGITS
 

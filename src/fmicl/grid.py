@@ -1,39 +1,34 @@
 """The grid of a sweep: every field of a recipe may have several values, and a cell is one of each.
 
-All of it is derived from the recipe's dataclass, so nothing is listed twice: the options of ``fmicl sweep``, the
-fields that a case may set, and the command line by which a cell is trained. Nothing here imports torch.
+All of it is derived from the fields of the recipe (:mod:`fmicl.fields`), so nothing is listed twice: neither the
+options of ``fmicl sweep`` nor what a case may set. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import dataclasses
 import difflib
-import functools
 import hashlib
-import inspect
 import io
 import itertools
 import re
-import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from fmicl.fields import leaves
+
 __all__ = [
     "Cell",
-    "Leaf",
     "SweepOptions",
-    "arguments",
     "cells",
     "grid_class",
     "grid_of",
-    "leaves",
     "parse_case",
     "spell_out_flags",
     "values_of",
@@ -43,25 +38,6 @@ ONE_FOR_ALL = frozenset({"dataset", "device", "devices"})
 """What the runs of a sweep have in common: the recipe's data, and the devices that they are dealt out to."""
 LONGEST_NAME = 120
 """Characters of a cell's name, which is a folder's, too."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Leaf:
-    """A field of a recipe, or of a dataclass inside it, under the name that the command line has for it."""
-
-    name: str
-    path: tuple[str, ...]
-    type: Any
-    help: str
-
-    @property
-    def several(self) -> bool:
-        """Whether the field can have several values: not if one value is a sequence of any length itself."""
-        return not _open_ended(self.type)
-
-    def of(self, recipe: Any) -> Any:
-        """The field's value in a recipe."""
-        return functools.reduce(getattr, self.path, recipe)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,60 +79,7 @@ class SweepOptions:
             raise ValueError("--slurm goes with --launcher submitit")
 
 
-_LEAVES: dict[Any, tuple[Leaf, ...]] = {}
 _GRIDS: dict[Any, Any] = {}
-
-
-def leaves(kind: type) -> tuple[Leaf, ...]:
-    """The fields of a recipe's class, those of dataclasses inside it among them, in their order.
-
-    Example:
-        >>> from fmicl.recipes import Recipe
-        >>> [leaf.path for leaf in leaves(Recipe) if leaf.name in ("seed", "blur")]
-        [('seed',), ('views', 'blur')]
-    """
-    if kind not in _LEAVES:
-        _LEAVES[kind] = tuple(_leaves(kind, ()))
-    return _LEAVES[kind]
-
-
-def _leaves(kind: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
-    hints = typing.get_type_hints(kind)
-    words = _field_words(kind)
-    for field in dataclasses.fields(kind):
-        if not field.init:
-            continue
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from _leaves(hint, (*path, field.name))
-        else:
-            yield Leaf(field.name, (*path, field.name), hint, words.get(field.name, ""))
-
-
-def _field_words(kind: type) -> dict[str, str]:
-    """What a dataclass and those it inherits from say of their fields: a string after it, or a line under ``Args:``."""
-    found = {}
-    for part in reversed(kind.__mro__[:-1]):
-        documented = re.search(r"\n *Args:\n(.*?)(?:\n\n|\Z)", part.__doc__ or "", re.DOTALL)
-        if documented:
-            for name, words in re.findall(r"^ +(\w+): (.*(?:\n {9,}.*)*)", documented[1], re.MULTILINE):
-                found[name] = " ".join(words.split())
-        with contextlib.suppress(OSError, TypeError):  # no source at hand
-            body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
-            assert isinstance(body, ast.ClassDef)
-            for field, after in itertools.pairwise(body.body):
-                if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
-                    continue
-                if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-                    found[field.target.id] = " ".join(str(after.value.value).split())
-    return found
-
-
-def _open_ended(hint: Any) -> bool:
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        return any(_open_ended(choice) for choice in typing.get_args(hint))
-    return origin in (list, set, frozenset, dict) or (origin is tuple and ... in typing.get_args(hint))
 
 
 def grid_class(kind: type) -> Any:
@@ -373,30 +296,6 @@ def _check_different(found: list[Cell], recipe: Any) -> None:
         if cell.name in names:
             raise ValueError(f"two cells would have the folder {cell.name}: name them by --case")
         names[cell.name] = cell
-
-
-def arguments(recipe: Any, default: Any) -> list[str]:
-    """The options by which ``fmicl train`` makes a recipe out of another one.
-
-    Example:
-        >>> from fmicl.recipes import RECIPES
-        >>> default = RECIPES["digits"].recipe
-        >>> arguments(dataclasses.replace(default, divergence="js", baselines=False, shift="optimal"), default)
-        ['--divergence', 'js', '--shift', 'optimal', '--no-baselines']
-    """
-    words: list[str] = []
-    for leaf in leaves(type(recipe)):
-        value = leaf.of(recipe)
-        if value == leaf.of(default):
-            continue
-        option = leaf.name.replace("_", "-")
-        if isinstance(value, bool) and leaf.type is bool:
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif isinstance(value, list | tuple):
-            words += [f"--{option}", *(str(x) for x in value)]
-        else:
-            words += [f"--{option}", str(value)]
-    return words
 
 
 def _words(value: Any) -> str:

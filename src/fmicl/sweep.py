@@ -20,7 +20,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fmicl.grid import Cell, SweepOptions, arguments, cells, parse_case, values_of
+from fmicl.fields import arguments
+from fmicl.grid import Cell, SweepOptions, cells, parse_case, values_of
 from fmicl.launchers import (
     Handle,
     Launcher,

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from fmicl import locks
+from fmicl.fields import leaves
 from fmicl.files import check_writable
-from fmicl.grid import Cell, leaves
+from fmicl.grid import Cell
 from fmicl.runs import new_run, read_json
 
 __all__ = [

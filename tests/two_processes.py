@@ -12,14 +12,16 @@ from typing import Any
 import torch
 
 HEAD = """
-import sys, torch
+import os, sys, torch
 from torch import nn, distributed
 rank, folder = int(sys.argv[1]), sys.argv[2]
 distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 """
 TAIL = """
 torch.save(result, f"{folder}/result{rank}.pt")
+distributed.barrier()
 distributed.destroy_process_group()
+os._exit(0)  # how threads of the library come down with the interpreter is not what is tested
 """
 
 

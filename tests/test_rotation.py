@@ -90,7 +90,7 @@ def test_with_kl_it_is_the_cross_entropy_beside_the_pairs(name: str) -> None:
     labels = torch.arange(4).repeat_interleave(6)
     pairs = twin.pairs(first, second).loss
     entropy = F.cross_entropy(twin.rotation.head(twin.encoder(images)), labels)  # type: ignore[union-attr]
-    found = method.compared(first, second)
+    found = method.total(first, second)
     torch.testing.assert_close(found.loss, pairs + 0.4 * (entropy - math.log(4)))
     assert found.rotation is not None
     torch.testing.assert_close(found.rotation, 0.4 * (entropy - math.log(4)).detach())
@@ -138,7 +138,7 @@ def test_running_statistics_are_those_of_the_views(name: str) -> None:
     without = copy.deepcopy(with_it)
     without.rotation = None
     for method in (with_it, without):
-        method.compared(*views())
+        method.total(*views())
     for (key, one), other in zip(
         with_it.encoder.named_buffers(), [value for _, value in without.encoder.named_buffers()], strict=True
     ):
@@ -269,6 +269,12 @@ def test_what_it_needs_in_memory_is_counted() -> None:
         explained(digits(rotation_weight=0.4)),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+    both = digits(rotation_weight=0.4, multiplicity=3)
+    with (
+        pytest.raises(DoesNotFitError, match="or a --multiplicity of 2, or a smaller --rotation-size, needs"),
+        explained(both),
+    ):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -320,7 +326,7 @@ def test_a_momentum_encoder_does_not_see_turned_images() -> None:
     assert isinstance(method, MoCo)
     seen: list[tuple[int, ...]] = []
     method.target_encoder.register_forward_hook(lambda _, inputs, __: seen.append(tuple(inputs[0].shape)))
-    method.compared(*views())
+    method.total(*views())
     assert seen == [(12, 1, 8, 8)]
 
 

@@ -17,6 +17,7 @@ from fmicl import building, objectives, runs, training
 from fmicl.callbacks import Guard, NonFiniteError, Recorder
 from fmicl.data import FileSamples
 from fmicl.progress import Progress
+from fmicl.recipes import RECIPES
 from fmicl.results import evaluate_run, load_splits
 from fmicl.training import train
 from image_sets import make
@@ -163,6 +164,22 @@ def test_a_setting_without_a_part_is_warned_of_in_one_line(tmp_path: Path, capsy
     said = capsys.readouterr().out
     assert said.count("warning") == 1
     assert "warning: temperature, queue have no part in objective fmicl with method simclr\n" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"alpha": 3.0, "shift": "optimal"}, "alpha has no part in kl with the optimal shift"),
+        ({"order": 2.0, "divergence": "js"}, "order has no part in divergence js"),
+        ({"order": 2.0, "objective": "infonce"}, "order has no part in objective infonce with method simclr"),
+    ],
+)
+def test_an_option_without_a_part_says_why(
+    changes: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    default = RECIPES["digits"].recipe
+    training.report_unused(dataclasses.replace(default, **changes), default)
+    assert capsys.readouterr().out == f"warning: {why}\n"
 
 
 @pytest.mark.parametrize(

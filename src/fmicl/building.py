@@ -9,7 +9,7 @@ from torch import nn
 
 from fmicl.divergences import Divergence, divergence
 from fmicl.methods import Method, MoCo, Optimisation, Rotation, method_class
-from fmicl.methods.rotation import finite
+from fmicl.methods.rotation import finite_at_zero
 from fmicl.models import build_encoder, check_size
 from fmicl.objectives import build_divergence, build_objective
 from fmicl.recipes import Recipe
@@ -72,7 +72,7 @@ def rotation_divergence(recipe: Settings) -> Divergence | None:
     """
     if not getattr(recipe, "rotation_weight", 0.0):
         return None
-    return finite(build_divergence(recipe)) if recipe.objective == "fmicl" else divergence("kl")
+    return finite_at_zero(build_divergence(recipe)) if recipe.objective == "fmicl" else divergence("kl")
 
 
 def optimisation_of(recipe: Settings, batches_per_epoch: int) -> Optimisation:

@@ -106,9 +106,10 @@ def explained(recipe: Settings) -> Iterator[None]:
 
 def _advice(recipe: Settings) -> str:
     encoder = "--encoder or --size" if recipe.kind == "images" else "--model or --length"
-    fewer = ", or a --multiplicity of 2," if _multiplicity(recipe) > 2 else ""
-    turned = ", or a smaller --rotation-size," if getattr(recipe, "rotation_weight", 0.0) else ""
-    return f"a smaller {encoder}{fewer or turned} needs less as well"
+    ways = ["a --multiplicity of 2"] if _multiplicity(recipe) > 2 else []
+    ways += ["a smaller --rotation-size"] if getattr(recipe, "rotation_weight", 0.0) else []
+    others = "".join(f", or {way}" for way in ways) + ("," if ways else "")
+    return f"a smaller {encoder}{others} needs less as well"
 
 
 def _multiplicity(recipe: Settings) -> int:
@@ -169,7 +170,7 @@ def _saved(method: Method, first: Tensor, second: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        method.compared(first, second)
+        method.total(first, second)
     storages = [tensor.untyped_storage() for tensor in kept]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

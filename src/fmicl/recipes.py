@@ -148,6 +148,10 @@ class Recipe(Settings):
         """Of each setting that not all runs have, whether it has a part in this one."""
         return {**super().parts(), "rotation_size": self.rotation_weight > 0}
 
+    def because(self) -> dict[str, str]:
+        """Of settings whose part doesn't follow from objective and method alone, where they have none, in words."""
+        return {**super().because(), "rotation_size": "without --rotation-weight"}
+
     @property
     def view_pair(self) -> tuple[Views, Views]:
         """The two families of views; they differ only for methods with asymmetric views (MoCo v3)."""

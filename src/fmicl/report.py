@@ -38,8 +38,8 @@ _CURVES = {
 }
 _ROTATION = {
     "loss_rotation": (
-        "Turned images", "Summand of the loss", "Of the last training batch before each point: minus the weight times "
-        "the bound of what features tell of the turn. The training loss holds it.",
+        "Turned images", "Summand of the loss",
+        f"{_BATCH} minus the weight times the bound of what features tell of the turn. The training loss holds it.",
     ),
 }  # fmt: skip
 """Where a run has that term."""

@@ -206,6 +206,12 @@ class Settings:
             "key_statistics": self.method != "simclr",
         }
 
+    def because(self) -> dict[str, str]:
+        """Of settings whose part doesn't follow from objective and method alone, where they have none, in words."""
+        if self.objective != "fmicl":
+            return {}
+        return {"alpha": "in kl with the optimal shift", "order": f"in divergence {self.divergence}"}
+
     def without_part(self, default: Self) -> list[str]:
         """Fields that differ from another recipe's and have no part in this one's objective and method.
 

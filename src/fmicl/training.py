@@ -319,10 +319,11 @@ def _report_broken(broken: Sequence[Skipped]) -> None:
 
 def report_unused(recipe: Settings, default: Settings) -> None:
     """Of what was asked for, other than the default, and has no effect."""
-    unused = recipe.without_part(default)
-    if "rotation_size" in unused:
-        unused.remove("rotation_size")
-        say("warning: rotation_size has no part without --rotation-weight")
+    unused, because = recipe.without_part(default), recipe.because()
+    for name in unused:
+        if name in because:
+            say(f"warning: {name} has no part {because[name]}")
+    unused = [name for name in unused if name not in because]
     if unused:
         listed, have = ", ".join(unused), "have" if len(unused) > 1 else "has"
         say(f"warning: {listed} {have} no part in objective {recipe.objective} with method {recipe.method}")

@@ -169,8 +169,8 @@ class Method(LightningModule):
         A method that takes K views of a sample has the others in `second`, ((K - 1) N, ...), one after another.
         """
 
-    def compared(self, first: Tensor, second: Tensor) -> Compared:
-        """What :meth:`pairs` gives, with all that the loss has beside the objective."""
+    def total(self, first: Tensor, second: Tensor) -> Compared:
+        """What :meth:`pairs` gives, with the term of turned images in its loss where there is one."""
         pairs = self.pairs(first, second)
         if self.rotation is None:
             return pairs
@@ -260,7 +260,7 @@ class Method(LightningModule):
         return dict(zip(self._given, values, strict=True))
 
     def _values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        """What `compared` gives, less what it doesn't: from the recorded graph where there is one."""
+        """What `total` gives, less what it doesn't: from the recorded graph where there is one."""
         if not (self.recording and self.training):
             return self._plain_values(first, second)
         if self._recorded is None:
@@ -274,7 +274,7 @@ class Method(LightningModule):
         return self._recorded(first, second)
 
     def _plain_values(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        found = {name: value for name, value in self.compared(first, second)._asdict().items() if value is not None}
+        found = {name: value for name, value in self.total(first, second)._asdict().items() if value is not None}
         self._given = tuple(found)
         return tuple(found.values())
 

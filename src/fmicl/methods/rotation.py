@@ -13,7 +13,7 @@ from fmicl.estimators import label_information
 from fmicl.models import mlp
 from fmicl.norms import unmoved
 
-__all__ = ["TURNS", "Rotation", "finite", "turned"]
+__all__ = ["TURNS", "Rotation", "finite_at_zero", "turned"]
 
 TURNS = 4
 """By 0, 90, 180 and 270 degrees."""
@@ -60,7 +60,7 @@ class Rotation(nn.Module):
         require_positive("weight", weight)
         if size != int(size) or size < 1:
             raise ValueError(f"size must be a number of pixels, got size={size!r}")
-        self.divergence = finite(make_divergence(divergence))
+        self.divergence = finite_at_zero(make_divergence(divergence))
         self.weight, self.size = weight, size
         self.head = mlp((features, hidden, hidden, TURNS))
 
@@ -83,14 +83,14 @@ class Rotation(nn.Module):
         return f"{self.divergence}, weight={self.weight:g}, size={self.size}"
 
 
-def finite(divergence: Divergence) -> Divergence:
+def finite_at_zero(divergence: Divergence) -> Divergence:
     """The same, if its f(0) is finite: the mutual information with a label then is, however well that is told.
 
     Raises:
         ValueError: it isn't.
 
     Example:
-        >>> finite(make_divergence("js")).name
+        >>> finite_at_zero(make_divergence("js")).name
         'js'
     """
     if not bool(divergence.f(0.0).isfinite()):

@@ -1,7 +1,7 @@
 """Where a training step goes: time of its parts, time of an epoch, memory, and the kernels that take longest.
 
     python benchmarks/training.py --json results/training-h200.json             # the recipe cifar10 on random pictures
-    python benchmarks/training.py --set method=moco objective=infonce --kernels kernels.txt --timeline step.txt
+    python benchmarks/training.py --set method=moco symmetric=True --kernels kernels.txt --timeline step.txt
 
 The parts are the times of their kernels, added up; the step as a whole is timed by the clock, over many in a row.
 Neither sees the data's content, so random pictures do. The epoch of a real run is in its metrics.csv.
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import platform
 import sys
@@ -31,6 +30,7 @@ from torch import Tensor  # noqa: E402
 
 from fmicl.building import build_method, build_recipe_encoder  # noqa: E402
 from fmicl.data import ArraySamples, Batch, Splits, ViewStream  # noqa: E402
+from fmicl.grid import cells, parse_case  # noqa: E402
 from fmicl.methods import Method, MoCo  # noqa: E402
 from fmicl.methods.base import Compared  # noqa: E402
 from fmicl.methods.simclr import anchored_pairs  # noqa: E402
@@ -41,18 +41,10 @@ IMAGES = 50_000
 
 
 def changed(recipe: Recipe, settings: list[str]) -> Recipe:
-    """The recipe with settings of the form name=value, each of the type that it has."""
-    known = {field.name for field in dataclasses.fields(recipe)}
-    values: dict[str, Any] = {}
-    for setting in settings:
-        name, _, value = setting.partition("=")
-        if name not in known or not value:
-            raise ValueError(f"--set takes NAME=VALUE with a setting of the recipe, got {setting!r}")
-        old = getattr(recipe, name)
-        if isinstance(old, bool) or not isinstance(old, int | float | str):
-            raise ValueError(f"--set takes numbers and words; {name} is {old!r}")
-        values[name] = type(old)(value)
-    return dataclasses.replace(recipe, **values)
+    """The recipe with settings of the form name=value, as `fmicl sweep --case` has them."""
+    if not settings:
+        return recipe
+    return cells(recipe, {}, [parse_case(["of --set", *settings], recipe)])[0].recipe
 
 
 class Bench:
@@ -220,7 +212,9 @@ def table(files: list[dict[str, Any]]) -> str:
     rows: dict[str, list[str]] = {
         "recipe": [" ".join([found["recipe"], *found["settings"]]) for found in files],
         "device, commit, date": [f"{found['device']}, {found['commit']}, {found['date']}" for found in files],
-        "an epoch (97 steps)": [f"{found['epoch_s']:.2f} s" for found in files],
+        "an epoch": [
+            f"{found['epoch_s']:.2f} s ({round(found['epoch_s'] * 1e3 / found['step_ms'])} steps)" for found in files
+        ],
         "a step": [f"{found['step_ms']:.2f} ms" for found in files],
         "its kernels, added up": [f"{found['kernels_ms']:.2f} ms" if "kernels_ms" in found else "" for found in files],
     }

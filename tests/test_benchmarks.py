@@ -201,10 +201,12 @@ def test_the_page_shows_what_was_measured_of_a_step() -> None:
 
 def test_a_step_is_timed_in_its_parts() -> None:
     training = module("training")
-    recipe = training.changed(training.RECIPES["digits"].recipe, ["batch_size=32", "method=moco", "queue=64"])
-    assert (recipe.batch_size, recipe.method) == (32, "moco")
-    for wrong in ("nonsense=1", "batch_size", "batch_size=many", "stable_vit=no"):
-        with pytest.raises(ValueError, match=r"--set takes|invalid literal"):
+    settings = ["batch_size=32", "method=moco", "queue=64", "symmetric=True", "rotation_weight=0.4"]
+    recipe = training.changed(training.RECIPES["digits"].recipe, settings)
+    assert (recipe.batch_size, recipe.method, recipe.symmetric, recipe.rotation_weight) == (32, "moco", True, 0.4)
+    assert training.changed(recipe, []) is recipe
+    for wrong in ("nonsense=1", "batch_size", "batch_size=many", "symmetric=perhaps"):
+        with pytest.raises(ValueError, match="of --set"):
             training.changed(recipe, [wrong])
     bench = training.Bench(recipe, torch.device("cpu"), compile=False, images=100)
     assert bench.clock(lambda: bench.step(next(bench.batches)), 1) > 0

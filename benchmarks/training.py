@@ -44,7 +44,8 @@ def changed(recipe: Recipe, settings: list[str]) -> Recipe:
     """The recipe with settings of the form name=value, as `fmicl sweep --case` has them."""
     if not settings:
         return recipe
-    return cells(recipe, {}, [parse_case(["of --set", *settings], recipe)])[0].recipe
+    found: Recipe = cells(recipe, {}, [parse_case(["of --set", *settings], recipe)])[0].recipe
+    return found
 
 
 class Bench:

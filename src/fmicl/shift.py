@@ -82,46 +82,48 @@ def optimal_shift(
         ValueError: if no finite v is optimal, as for an f whose f' never takes the value f'(1 / alpha).
     """
 
-    def excess(v: float) -> float:
-        """log(alpha E_neg[(f*)'(T - v)]): decreasing in v, zero at the optimum; for KL a straight line."""
-        attained = alpha * float(mean(_Attained(critic, v)))
-        return math.log(attained) if attained > 0 else -math.inf
+    def derivative(u: float) -> float:
+        return float(critic.divergence.derivative(torch.tensor(u, dtype=torch.float64)))
 
     # If every T were t, v = t - f'(1 / alpha). As (f*)' increases, the true v lies between the least and the
     # largest of these, and T between its values at c = -1 and c = 1. Double precision: T may be as large as e^80.
-    ends = torch.tensor([critic.offset - critic.scale, critic.offset + critic.scale], dtype=torch.float64)
-    target = float(critic.divergence.derivative(torch.tensor(1 / alpha, dtype=torch.float64)))
-    low, high = (float(t) - target for t in critic.score(ends))
+    places = [critic.offset - critic.scale, critic.offset, critic.offset + critic.scale]
+    target = derivative(1 / alpha)
+    low, v, high = (float(t) - target for t in critic.score(torch.tensor(places, dtype=torch.float64)))
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={alpha:g}; "
-            f"T lies between {float(critic.score(ends)[0]):g} and {float(critic.score(ends)[1]):g}"
+            f"T lies between {low + target:g} and {high + target:g}"
         )
-    at_low, at_high = excess(low), excess(high)
+    # The mean of T - v in the sense of (f*)', f'(E_neg[(f*)'(T - v)]), is f'(1 / alpha) at the optimum. In v it is
+    # nearly a straight line of slope -1 (if all T were alike, and for KL, exactly): the secant needs few passes.
+    points: list[tuple[float, float]] = []
+    steps = [math.inf, math.inf]
     for _ in range(200):
-        width = high - low
-        if width <= precision * max(1.0, abs(low), abs(high)):
-            break
-        middle = low + width / 2
-        if math.isfinite(at_low) and math.isfinite(at_high) and at_low > at_high:
-            # false position; kept off the ends, so that both of them move and the bracket closes
-            guess = low + width * at_low / (at_low - at_high)
-            margin = 1e-3 * width
-            v = min(max(guess, low + margin), high - margin)
-        else:
-            v = middle
-        at_v = excess(v)
-        if abs(at_v) <= precision:
+        attained = float(mean(_Attained(critic, v)))
+        if attained > 0 and abs(math.log(alpha * attained)) <= precision:
             return v
-        low, at_low, high, at_high = (v, at_v, high, at_high) if at_v > 0 else (low, at_low, v, at_v)
-        if high - low > width / 2:  # a poor step is followed by a bisection: never slower than twice that
-            middle = low + (high - low) / 2
-            at_middle = excess(middle)
-            if at_middle > 0:
-                low, at_low = middle, at_middle
-            else:
-                high, at_high = middle, at_middle
+        low, high = (low, v) if alpha * attained <= 1 else (v, high)
+        nearest = precision * max(1.0, abs(v))  # that two v can be told apart
+        if high - low <= nearest:
+            break
+        points = [*points[-1:], (v, derivative(attained) - target if 0 < attained < math.inf else math.nan)]
+        step = _secant(points)
+        if abs(step) < nearest:  # beyond the root, so that it is known from both sides
+            step = nearest if v == low else -nearest
+        # A step that isn't half as long as the one before the last gets nowhere, or only from one side.
+        if not (low < v + step < high and abs(step) <= steps[-2] / 2):
+            step = low + (high - low) / 2 - v
+        steps = [steps[-1], abs(step)]
+        v += step
     return high  # where f* is finite for every pair; at the lower end one may lie above its domain
+
+
+def _secant(points: list[tuple[float, float]]) -> float:
+    """The step from the last of some points (v, h) to the root of h; from a single one along slope -1."""
+    (before, h_before), (v, h) = points[0], points[-1]
+    slope = (h - h_before) / (v - before) if v != before else -1.0
+    return -h / (slope if slope < 0 else -1.0)
 
 
 class _DifferentiableOnce(torch.autograd.Function):

@@ -38,12 +38,24 @@ from fmicl.recipes import RECIPES, Recipe  # noqa: E402
 from fmicl.training import resolve_precision  # noqa: E402
 
 IMAGES = 50_000
+NO_PART = (Recipe.machine - {"precision"}) | {
+    "accumulate", "baselines", "clip", "dataset", "k", "monitor_every", "probe_views", "seed", "sync_batchnorm",
+    "validation",
+}  # fmt: skip
+"""Settings that change nothing here: each batch is a step, on random pictures, and nothing is evaluated."""
 
 
 def changed(recipe: Recipe, settings: list[str]) -> Recipe:
-    """The recipe with settings of the form name=value, as `fmicl sweep --case` has them."""
+    """The recipe with settings of the form name=value, as `fmicl sweep --case` has them.
+
+    Raises:
+        ValueError: a setting that there isn't, that has no part in a step, or that can't be so.
+    """
     if not settings:
         return recipe
+    idle = [setting for setting in settings if setting.partition("=")[0].replace("-", "_") in NO_PART]
+    if idle:
+        raise ValueError(f"of --set, {', '.join(idle)}: no part in a step on random pictures, so leave it out")
     found: Recipe = cells(recipe, {}, [parse_case(["of --set", *settings], recipe)])[0].recipe
     return found
 
@@ -246,11 +258,11 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         recipe = changed(RECIPES[options.recipe].recipe, options.set)
+        if device.type != "cuda" and (options.kernels or options.timeline):
+            raise ValueError("--kernels and --timeline show what a CUDA GPU does, and there is none here")
+        bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
     except ValueError as error:
         sys.exit(str(error))
-    if device.type != "cuda" and (options.kernels or options.timeline):
-        sys.exit("--kernels and --timeline show what a CUDA GPU does, and there is none here")
-    bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with measure.watched(device.type == "cuda") as seen:

@@ -205,7 +205,7 @@ def test_a_step_is_timed_in_its_parts() -> None:
     recipe = training.changed(training.RECIPES["digits"].recipe, settings)
     assert (recipe.batch_size, recipe.method, recipe.symmetric, recipe.rotation_weight) == (32, "moco", True, 0.4)
     assert training.changed(recipe, []) is recipe
-    for wrong in ("nonsense=1", "batch_size", "batch_size=many", "symmetric=perhaps"):
+    for wrong in ("nonsense=1", "batch_size", "batch_size=many", "symmetric=perhaps", "device=cpu", "probe-views=8"):
         with pytest.raises(ValueError, match="of --set"):
             training.changed(recipe, [wrong])
     bench = training.Bench(recipe, torch.device("cpu"), compile=False, images=100)

@@ -98,7 +98,7 @@ def optimal_shift(
     # The mean of T - v in the sense of (f*)', f'(E_neg[(f*)'(T - v)]), is f'(1 / alpha) at the optimum. In v it is
     # nearly a straight line of slope -1 (if all T were alike, and for KL, exactly): the secant needs few passes.
     points: list[tuple[float, float]] = []
-    steps = [math.inf, math.inf]
+    last, before_last = math.inf, math.inf  # how long the steps were
     for _ in range(200):
         attained = float(mean(_Attained(critic, v)))
         if attained > 0 and abs(math.log(alpha * attained)) <= precision:
@@ -112,9 +112,9 @@ def optimal_shift(
         if abs(step) < nearest:  # beyond the root, so that it is known from both sides
             step = nearest if v == low else -nearest
         # A step that isn't half as long as the one before the last gets nowhere, or only from one side.
-        if not (low < v + step < high and abs(step) <= steps[-2] / 2):
+        if not (low < v + step < high and abs(step) <= before_last / 2):
             step = low + (high - low) / 2 - v
-        steps = [steps[-1], abs(step)]
+        last, before_last = abs(step), last
         v += step
     return high  # where f* is finite for every pair; at the lower end one may lie above its domain
 

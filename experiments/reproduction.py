@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tre
 
 from record import differences
 
-__all__ = ["Record", "label", "load", "main", "page", "tables"]
+__all__ = ["COLUMNS", "ROOT", "Record", "is_main", "label", "load", "main", "page", "tables"]
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (
@@ -49,6 +49,9 @@ PAPER_TEXT = {
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
 ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
 RUNS = "runs by seed"
+GEOMETRY = ("alignment", "uniformity", "effective_rank")
+LATE = 20
+"""Epochs at the end of a run over which its metrics are averaged."""
 ON_THE_WAY = (0.008, 0.04, 0.2, 1.0)
 """Shares of a run on sentences after which its development score is shown: the recipe's first look, and the last."""
 
@@ -157,7 +160,7 @@ def cifar10(records: Sequence[Record], links: str) -> str:
     for name, values in PAPER.items():
         padded = [*values, *[None] * (len(COLUMNS) - len(values))]
         rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in padded)])
-    ours = [r for r in records if _main(r)]
+    ours = [r for r in records if is_main(r)]
     for epochs in sorted({r.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
         columns = [
             cells([r for r in ours if r.epochs == epochs and r.column == c], _accuracies(), links) for c in COLUMNS
@@ -171,15 +174,42 @@ def _accuracies() -> list[Callable[[Record], Any]]:
     return [_result("knn"), _result("linear")]
 
 
-def _main(record: Record) -> bool:
+def is_main(record: Record) -> bool:
+    """Whether it has the settings of the recipe cifar10, but for objective, method, epochs and seed."""
     return record.recipe == "cifar10" and record.column is not None and not record.differences
+
+
+def geometry(records: Sequence[Record], links: str) -> str:
+    """Where the embeddings of those runs end: how far pairs are apart, and how much of the sphere is used."""
+    ours = [r for r in records if is_main(r) and _result("alignment")(r) is not None]
+    rows = [
+        [name, str(epochs), *cells(runs, [_late("alignment"), *map(_result, GEOMETRY)], links)]
+        for epochs in sorted({r.epochs for r in ours})
+        for name in COLUMNS
+        if (runs := [r for r in ours if r.epochs == epochs and r.column == name])
+    ]
+    if not rows:
+        return "No run on record yet."
+    head = ["objective", "epochs", "alignment in training", "alignment", "uniformity", "effective rank", RUNS]
+    return table(head, rows)
+
+
+def _late(name: str) -> Callable[[Record], Any]:
+    """The mean of a column of its metrics over the last epochs: a row there is of one batch."""
+
+    def value(record: Record) -> Any:
+        rows = record.told.get("metrics", ())
+        late = [row[name] for row in rows[-LATE:] if isinstance(row.get(name), int | float)]
+        return statistics.fmean(late) if len(late) == LATE else None
+
+    return value
 
 
 def others(records: Sequence[Record], links: str) -> str:
     """Runs on images with other settings, or on other data."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in records:
-        if r.kind == "images" and not _main(r):
+        if r.kind == "images" and not is_main(r):
             differs = _listed(r.differences)
             groups.setdefault((r.recipe, label(r), differs, str(r.epochs)), []).append(r)
     if not groups:
@@ -281,7 +311,7 @@ def _common(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
 def tables(results: Path, links: str = "../results") -> dict[str, str]:
     """All tables, by the name of their markers."""
     records = load(results)
-    return {make.__name__: make(records, links) for make in (cifar10, others, text)}
+    return {make.__name__: make(records, links) for make in (cifar10, geometry, others, text)}
 
 
 def page(written: str, made: Mapping[str, str]) -> str:

@@ -264,6 +264,22 @@ def test_cifar10_is_the_mean_over_seeds_of_runs_with_the_recipes_settings(tmp_pa
     assert "| cifar10 | KL by moco | | 200 | 84.00 | 88.00 | [0](../results/mixed.json) |" in made["others"]
 
 
+def test_geometry_is_of_the_same_runs_and_of_their_last_epochs(tmp_path: Path) -> None:
+    ends = {"knn": 84.0, "linear": 88.0, "alignment": 0.25, "uniformity": -3.8, "effective_rank": 90.0}
+    for seed, late in ((0, 0.2), (1, 0.4)):
+        told = record.make_record(run_folder(tmp_path / f"{seed}", seed=seed, epochs=200, results=ends))
+        rows = [{"epoch": e, "alignment": 1.0 if e <= 180 else late} for e in range(1, 201)]
+        put(tmp_path, **{f"kl{seed}": {**told, "metrics": rows}})
+    put(tmp_path, short=record.make_record(run_folder(tmp_path / "s", divergence="js", epochs=10, results=ends)))
+    put(tmp_path, other=record.make_record(run_folder(tmp_path / "o", alpha=10.0, epochs=200, results=ends)))
+    shown = reproduction.tables(tmp_path)["geometry"].splitlines()[2:]
+    spread = "0.25 ± 0.00 | -3.80 ± 0.00 | 90.00 ± 0.00"
+    assert shown == [
+        "| JS | 10 | | 0.25 | -3.80 | 90.00 | [0](../results/short.json) |",  # not 20 epochs to average over
+        f"| KL | 200 | 0.30 ± 0.14 | {spread} | [0](../results/kl0.json) [1](../results/kl1.json) |",
+    ]
+
+
 def test_a_seed_counts_once(tmp_path: Path) -> None:
     told = record.make_record(run_folder(tmp_path / "run"))
     put(tmp_path, a=told, b=told)
@@ -348,7 +364,7 @@ def test_development_scores_in_training_are_shown_where_they_are_on_record(tmp_p
 def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "page.md"
     words = "# Mine\n\n<!-- cifar10 -->\nold\n<!-- /cifar10 -->\nbetween\n<!-- others -->\n<!-- /others -->\n"
-    path.write_text(words + "<!-- text -->\n<!-- /text -->\nthe end\n")
+    path.write_text(words + "<!-- geometry -->\n<!-- /geometry -->\n<!-- text -->\n<!-- /text -->\nthe end\n")
     options = ["--results", str(tmp_path), "--page", str(path)]
     assert reproduction.main([*options, "--check"]) == 1
     assert "out of date" in capsys.readouterr().err

@@ -152,6 +152,13 @@ def test_independence_has_none(name: str) -> None:
     assert float(f_mutual_information(joint, name)) == pytest.approx(0, abs=1e-15)
 
 
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+def test_the_gradient_of_a_full_table(name: str) -> None:
+    """Also where f(0) is infinite, which no cell of this one meets."""
+    free = torch.tensor([[0.3, 0.9], [-0.4, 0.2], [0.0, -1.0]], dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda free: f_mutual_information(free.flatten().softmax(0).view(3, 2), name), free)
+
+
 def test_zeros_in_the_table() -> None:
     diagonal = torch.diag(torch.tensor([0.5, 0.5], dtype=F64))
     assert float(f_mutual_information(diagonal, "kl")) == pytest.approx(math.log(2))

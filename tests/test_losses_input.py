@@ -106,6 +106,17 @@ class TestRobust:
         chosen = kind(normalised=True, kernel="tiled", precision="high", gather=False)
         assert repr(chosen) == repr(kind())[:-1] + ", normalised=True, kernel=tiled, precision=high, gather=False)"
 
+    def test_a_sample_with_itself_may_cost_more_than_a_number_can_say(self) -> None:
+        """It is no negative, but in the gradient of the dense kernel it was 0 * inf."""
+        x, y = (torch.randn(4, 768, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        loss = fmicl.FMICLLoss("tsallis", gamma=20.0, mu="normalised")
+        usual = torch.autograd.grad(loss(x.requires_grad_(), y), x)[0]
+        assert bool(usual.isfinite().all())
+        (twice,) = torch.autograd.grad(loss(x, y), x, create_graph=True)
+        once = torch.func.grad(loss)(x.detach(), y)
+        for slope in (twice.detach(), once):
+            torch.testing.assert_close(slope, usual, rtol=1e-4, atol=1e-6)
+
     @pytest.mark.parametrize("name", LOSSES)
     def test_goes_through_torch_func(self, name: str) -> None:
         x, y = batch(4, 3)

@@ -123,6 +123,8 @@ def test_more_than_two_views_are_of_one_family() -> None:
         ({"objective": "infonce", "gamma": 2.0, "mu": 2.0, "shift": "optimal"}, ["gamma", "mu", "shift"]),
         ({"objective": "align_uniform", "uniformity_gamma": 3.0, "uniformity_weight": 3.0}, []),
         ({"objective": "spectral", "mu": 2.0, "similarity": "cosine"}, ["similarity"]),
+        ({"shift": "optimal", "alpha": 2.0, "mu": 2.0}, ["alpha", "mu"]),  # of kl
+        ({"shift": "optimal", "alpha": 2.0, "mu": 2.0, "divergence": "js"}, []),
         ({"order": 2.0}, ["order"]),
         ({"order": 2.0, "divergence": "tsallis"}, []),
         ({"queue": 512, "encoder_momentum": 0.9}, ["queue", "encoder_momentum"]),

@@ -53,7 +53,10 @@ def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
     # f at 0 as a number: its slope there may be infinite, and would make NaN of every cell of its row and column
     zero = joint.new_zeros(())
     at_zero, slope = divergence.f(zero), divergence.derivative(zero)
-    empty = independent * at_zero + (joint * slope if bool(slope.isfinite()) else 0.0)
+    if bool(at_zero.isfinite()):
+        empty = independent * at_zero + (joint * slope if bool(slope.isfinite()) else 0.0)
+    else:
+        empty = at_zero  # and no product with it, whose gradient would be NaN where no cell is empty, too
     return torch.where(filled, independent * divergence.f(ratio), torch.where(possible, empty, 0.0)).sum()
 
 

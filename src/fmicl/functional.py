@@ -84,9 +84,9 @@ def fmicl_loss(
         L = -\Big( \frac{1}{N} \sum_i f'(u(x_i, y_i)) - \alpha\, \mathrm{mean}_{neg}\, f^*(f'(u)) \Big), \quad
         u(x, y) = \mu\, e^{-\gamma |x - y|^2}
 
-    KL with `shift="optimal"` is alignment and uniformity (`align_uniform_loss`), alpha being but a constant, and as an
-    objective never above InfoNCE with `decoupled=True` plus the log of its number of negatives; Pearson is the spectral
-    loss with a Gaussian in place of the inner product.
+    KL with `shift="optimal"` is alignment and uniformity (`align_uniform_loss` of weight 1 / gamma), alpha and mu being
+    but constants, and as an objective never above InfoNCE with `decoupled=True` plus the log of its number of negatives;
+    Pearson is the spectral loss with a Gaussian in place of the inner product.
 
     Args:
         x: embeddings of the first view, (N, d).

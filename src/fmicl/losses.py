@@ -31,8 +31,8 @@ class FMICLLoss(nn.Module):
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
         alpha: weight of the negative term; 40 for images and 409600 for text in the paper. Explicit negatives
-            without a gradient, such as a queue, take less (`fmicl.theory.push`). For KL with the optimal shift it is
-            a constant of the loss, without a part in its gradient.
+            without a gradient, such as a queue, take less (`fmicl.theory.push`). For KL with the optimal shift alpha
+            and mu are constants of the loss, without a part in its gradient.
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
         similarity: "gaussian", "cosine", or a `Similarity`.
@@ -164,7 +164,8 @@ class InfoNCELoss(nn.Module):
 class AlignUniformLoss(nn.Module):
     """Alignment and uniformity of Wang and Isola. See `functional.align_uniform_loss`.
 
-    Related: it is `FMICLLoss("kl", shift="optimal")` up to a factor and a constant.
+    Related: with `weight=1 / gamma` and `power=2` it is `FMICLLoss("kl", gamma=gamma, shift="optimal")` up to a factor
+    and a constant.
 
     Args:
         gamma: inverse width of the Gaussian kernel (their t).

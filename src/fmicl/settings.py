@@ -187,12 +187,13 @@ class Settings:
     def parts(self) -> dict[str, bool]:
         """Of each setting that not all objectives and methods have, whether it has a part in this run."""
         fmicl = self.objective == "fmicl"
+        normalised = self.divergence == "kl" and self.shift == "optimal"  # then alpha and mu are constants
         return {
             "divergence": fmicl,
             "order": fmicl and self.divergence == "tsallis",
-            "alpha": fmicl and not (self.divergence == "kl" and self.shift == "optimal"),  # then it is a constant
+            "alpha": fmicl and not normalised,
             "gamma": fmicl,
-            "mu": fmicl or self.objective == "spectral",
+            "mu": (fmicl and not normalised) or self.objective == "spectral",
             "similarity": fmicl,
             "shift": fmicl,
             "temperature": self.objective == "infonce",
@@ -210,7 +211,8 @@ class Settings:
         """Of settings whose part doesn't follow from objective and method alone, where they have none, in words."""
         if self.objective != "fmicl":
             return {}
-        return {"alpha": "in kl with the optimal shift", "order": f"in divergence {self.divergence}"}
+        shifted = "in kl with the optimal shift"
+        return {"alpha": shifted, "mu": shifted, "order": f"in divergence {self.divergence}"}
 
     def without_part(self, default: Self) -> list[str]:
         """Fields that differ from another recipe's and have no part in this one's objective and method.

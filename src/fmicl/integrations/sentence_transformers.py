@@ -78,7 +78,8 @@ class FMICLLoss(nn.Module):
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio on the sphere.
         similarity: "gaussian" (the paper's), "cosine", or a ``fmicl.Similarity``, which has no use for gamma and mu.
         negatives: which pairs of the batch are negatives: "anchor" (the paper's), "cross" or "both".
-        shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha is then a constant.
+        shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha and mu
+            are then constants.
         gather_across_devices: where several processes run, take negatives from all of them.
 
     Raises:

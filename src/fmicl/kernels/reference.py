@@ -19,10 +19,13 @@ __all__ = ["pair_sum", "row_logsumexp"]
 
 def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None = None) -> Tensor:
     """sum_ij function.penalty(offset + scale * x_i.o_j), without the pairs j = i + skip."""
-    values = function.penalty(function.offset + function.scale * _products(x, other))
-    if skip is not None:
-        values = values.masked_fill(_skipped(x, other, skip), 0.0)
-    return values.sum()
+    z = function.offset + function.scale * _products(x, other)
+    if skip is None:
+        return function.penalty(z).sum()
+    skipped = _skipped(x, other, skip)
+    # Before the penalty as well: a sample with itself may cost more than a number can say, and its gradient be NaN.
+    values = function.penalty(z.masked_fill(skipped, function.offset))
+    return values.masked_fill(skipped, 0.0).sum()
 
 
 def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None, paired: bool = False) -> Tensor:

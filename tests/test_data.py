@@ -3,6 +3,8 @@
 import hashlib
 import pickle
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +151,27 @@ def test_cifar10_is_downloaded_when_asked_to(cifar10_python: Path, monkeypatch: 
     monkeypatch.setattr(CIFAR10, "download", fail)
     with pytest.raises(OSError, match=r"could not download .*: no network"):
         load_images("cifar10", target / "other", download=True)
+
+
+def test_of_several_that_download_one_does(cifar10_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("fcntl")
+    target = cifar10_python.parent / "new"
+    at_work: list[int] = []
+    most = 0
+
+    def fetch(self: CIFAR10) -> None:
+        nonlocal most
+        at_work.append(1)
+        most = max(most, len(at_work))
+        time.sleep(0.05)
+        shutil.copytree(cifar10_python, Path(self.root) / CIFAR10.base_folder, dirs_exist_ok=True)
+        at_work.pop()
+
+    monkeypatch.setattr(CIFAR10, "download", fetch)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: load_images("cifar10", target, download=True), range(3)))
+    assert [len(splits.pretrain) for splits in found] == [100] * 3
+    assert most == 1
 
 
 # --- STL-10 ---------------------------------------------------------------------------------------------------

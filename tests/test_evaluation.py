@@ -265,6 +265,8 @@ def test_probe_says_when_it_did_not_converge(digits: tuple[Tensor, ...]) -> None
     train, train_labels, test, test_labels = (part[:200] for part in digits)
     result = linear_probe(train, train_labels, test, test_labels, weight_decays=[1e-4], max_iterations=2)
     assert not result.converged
+    assert "L-BFGS for 2 iterations" in result.protocol
+    assert "L-BFGS to convergence" in linear_probe(X, L, X, L, weight_decays=[1e-1]).protocol
 
 
 @pytest.mark.parametrize("value", [0.0, 3.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,6 +69,30 @@ def test_the_guard_leaves_a_setting_above_it_in_charge() -> None:
         assert matmul.fp32_precision == "ieee"
     finally:
         torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+
+
+def test_the_guard_of_the_last_thread_to_leave_puts_the_setting_back() -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with exact_matmul(torch.device("cpu")):
+            inside.set()
+            assert leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with exact_matmul(torch.device("cpu")):
+            thread.start()
+            assert inside.wait(10)
+        assert matmul.fp32_precision == "ieee"  # which the other thread counts on
+        leave.set()
+        thread.join()
+        assert matmul.fp32_precision == "bf16"
+    finally:
+        leave.set()
+        torch.set_float32_matmul_precision("highest")
 
 
 class TestTF32:

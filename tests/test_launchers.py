@@ -198,6 +198,10 @@ def test_options_that_submitit_refuses(submitit: types.ModuleType, tmp_path: Pat
             slurm_options([word])
     with pytest.raises(ValueError, match="is no time"):
         slurm_options(["time=soon"])
+    with pytest.raises(ValueError, match=r"--slurm mem_gb=much: 'much' is no number"):
+        slurm_options(["mem_gb=much"])
+    with pytest.raises(ValueError, match=r"--slurm has cpus_per_task twice, the second time in 'cpus_per_task=8'"):
+        slurm_options(["cpus-per-task=4", "cpus_per_task=8"])
     times = {"90": 90, "90:30": 91, "1:30:00": 90, "2-0": 2880, "1-1:1": 1501, "0:10": 1}
     assert {text: slurm_options([f"time={text}"])["slurm_time"] for text in times} == times
 

@@ -224,6 +224,16 @@ def test_free_memory_knows_the_older_control_groups_too(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == 4000 - 1500 + 50
 
 
+def test_images_that_are_held_in_memory_may_stay_on_the_disk() -> None:
+    for name, held, said in (("images", 4.0, True), ("images", 0.0, False), ("cifar10", 4.0, False)):
+        with (
+            pytest.raises(DoesNotFitError) as seen,
+            explained(dataclasses.replace(RECIPES[name].recipe, memory_gib=held)),
+        ):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        assert ("with --memory-gib 0 the images stay on the disk" in str(seen.value)) is said
+
+
 def test_the_recipe_for_images_fits_a_machine_of_16_gib() -> None:
     recipe = RECIPES["images"].recipe
     assert need_of_recipe(recipe).of(recipe.batch_size) < 12 * GIB

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fmicl.recipes import RECIPES, Recipe, recipe
+from fmicl.views import Views
 
 TABLE = {  # encoder, batch, d, lr, gamma, alpha, epochs, k, method
     "cifar10": ("resnet18", 512, 512, 0.1, 1, 40, 800, 200, "simclr"),
@@ -100,6 +103,40 @@ def test_json_from_another_version_is_refused() -> None:
 def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         dataclasses.replace(RECIPES["cifar10"].recipe, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"objective": "info_nce"}, "objective must be 'fmicl', 'infonce', 'align_uniform' or 'spectral', but it is"),
+        ({"precision": "bf16-mixed"}, "precision must be 'auto', '32' or 'bf16', but it is 'bf16-mixed'"),
+        ({"shift": "best"}, "shift must be 'optimal' or None, but it is 'best'"),
+        ({"mu": "normalized"}, "mu must be a number or 'normalised', but it is 'normalized'"),
+        ({"batch_size": 64.5}, "batch_size must be a whole number, but it is 64.5"),
+        ({"batch_size": True}, "batch_size must be a whole number, but it is True"),
+        ({"alpha": "40"}, "alpha must be a number, but it is '40'"),
+        ({"symmetric": 1}, "symmetric must be True or False, but it is 1"),
+    ],
+)
+def test_what_can_not_be_meant_is_refused_in_python_too(changes: dict[str, Any], words: str) -> None:
+    """A word that is none of a setting's would be taken for another of them."""
+    with pytest.raises(ValueError, match=re.escape(words)):
+        dataclasses.replace(RECIPES["cifar10"].recipe, **changes)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    changes: dict[str, Any] = {"batch_size": np.int64(8), "alpha": np.float32(2), "gamma": 2}
+    told = json.loads(json.dumps(dataclasses.replace(RECIPES["cifar10"].recipe, **changes).to_json()))
+    assert (told["batch_size"], told["alpha"], told["gamma"]) == (8, 2.0, 2)
+
+
+def test_views_have_whole_numbers_of_pixels_and_known_fields() -> None:
+    with pytest.raises(ValueError, match=r"size must be a whole number, but it is 32\.5"):
+        Views(size=32.5)  # type: ignore[arg-type]
+    told = RECIPES["cifar10"].recipe.to_json()
+    told["views"]["shear"] = 0.1
+    with pytest.raises(ValueError, match=r"fields that this version of fmicl doesn't know: shear"):
+        Recipe.from_json(told)
 
 
 @pytest.mark.parametrize("method", ["moco", "mocov3"])

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from fmicl import cli
+from fmicl import cli, sweep
 from fmicl.grid import cells
 from fmicl.recipes import RECIPES
 from fmicl.sweep import Sweep
 from fmicl.sweep_folder import find_folder, last_error, locked, not_told_apart_by
-from fmicl.sweep_table import Display
+from fmicl.sweep_table import Display, Progress, read_progress
 from fmicl.text_recipes import TEXT_RECIPES
 from sweeps import DIGITS, FAKE, grid, local, record_of, states, wait_until
 
@@ -297,3 +297,24 @@ def test_two_runs_of_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert cli.main(command) == 2
     said = capfd.readouterr().err
     assert "was started with other settings (alpha was 10.0, is now 20.0): take another --out" in said
+
+
+def test_a_runs_metrics_are_read_when_they_are_others_than_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    usual = read_progress
+
+    def reading(path: Path) -> Progress:
+        read.append(path)
+        return usual(path)
+
+    monkeypatch.setattr(sweep, "read_progress", reading)
+    run = sweep.SweepRun(grid(divergence=("kl",))[0], tmp_path, tmp_path / "log", [])
+    assert not run.look()
+    assert not read
+    for number, text in enumerate(("epoch,loss\n1,0.5\n", "epoch,loss\n1,0.5\n2,0.25\n"), 1):
+        (tmp_path / "metrics.csv").write_text(text)
+        assert [run.look(), run.look(), run.look()] == [True, False, False]
+        assert len(read) == number
+        assert run.progress.epoch == number

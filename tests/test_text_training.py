@@ -26,6 +26,8 @@ from sentence_transformers import SentenceTransformer
 
 import fmicl
 from fmicl import cli, runs, text_training
+from fmicl.embedding import embed_text
+from fmicl.methods import Method
 from fmicl.recipes import RECIPES
 from fmicl.sts import load_stsb
 from fmicl.text_models import build_sentence_encoder
@@ -166,6 +168,14 @@ def test_the_best_on_stsb_dev_is_what_is_exported(
 
         return score
 
+    heads: list[dict[str, Tensor]] = []
+    look = text_training.TextRecorder._look
+
+    def watched(recorder: text_training.TextRecorder, method: Method) -> float | None:
+        heads.append({name: value.clone() for name, value in method.projection.state_dict().items()})
+        return look(recorder, method)
+
+    monkeypatch.setattr(text_training.TextRecorder, "_look", watched)
     monkeypatch.setattr(text_training, "stsb_scorer", scorer)
     monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
     recipe = small(place, sts=place / "sts", epochs=2, learning_rate=1e-2)
@@ -176,6 +186,10 @@ def test_the_best_on_stsb_dev_is_what_is_exported(
     best = seen[3 if chosen is None else chosen]
     assert all(torch.equal(value, best[f"model.{name}"]) for name, value in exported.items())
     assert sum(all(torch.equal(v, weights[f"model.{n}"]) for n, v in exported.items()) for weights in seen) == 1
+    head = load_file(run.projection)  # of the same step
+    best_head = heads[3 if chosen is None else chosen]
+    assert all(torch.equal(value, best_head[name]) for name, value in head.items())
+    assert sum(all(torch.equal(value, other[name]) for name, value in head.items()) for other in heads) == 1
     results = json.loads(run.results.read_text())
     assert results["step"] == (8 if chosen is None else 2 * (chosen + 1))
     assert results["stsb_dev"] == (None if chosen is None else scores[chosen])
@@ -291,6 +305,17 @@ def test_a_plain_transformers_folder_is_embedded_by_the_pooling_that_is_named(pl
     assert cli.main(list(map(str, command))) == 0
     vectors = SentenceTransformer(str(place / "model"), device="cpu").encode([*SENTENCES, ""])
     np.testing.assert_allclose(np.load(output)["embeddings"], vectors, atol=1e-5)
+
+
+def test_a_npz_that_one_long_line_makes_huge_is_refused_before_the_work(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a\n" * 999 + "b" * 1000 + "\n")
+    monkeypatch.setattr("fmicl.embedding.LARGEST_NAMES", 4 * 1000 * 1000 - 1)
+    with pytest.raises(ValueError, match=r"each of 1,000 names to the longest, of 1,000 characters.*write \.parquet"):
+        embed_text(place / "model", text, tmp_path / "x.npz", device="cpu")
+    assert embed_text(place / "model", text, tmp_path / "x.csv", device="cpu") == 1000
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

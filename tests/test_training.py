@@ -104,6 +104,21 @@ def test_the_encoder_comes_back_without_pickle(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("only_training")
+def test_an_encoder_with_layers_that_share_their_weights_comes_back(tmp_path: Path) -> None:
+    """As CoaT's have them, which safetensors refuses to write as they are."""
+    folder = make("images", tmp_path)
+    recipe = small("images", folder, encoder="coat_tiny", size=32, epochs=1, monitor_every=0)
+    run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    encoder = load_encoder(run.path)
+    state = runs.load_checkpoint(run.checkpoint)["method"]
+    places = [value.data_ptr() for value in encoder.state_dict().values()]
+    assert len(set(places)) < len(places)  # they share them again
+    for name, value in encoder.state_dict().items():
+        assert torch.equal(value, state[f"encoder.{name}"]), name
+
+
+@pytest.mark.usefixtures("only_training")
 def test_untrained_in_the_results_is_what_training_started_from(tmp_path: Path) -> None:
     run = train(digits(epochs=1, learning_rate=1e-30, weight_decay=0.0), out=tmp_path / "run")
     assert run is not None

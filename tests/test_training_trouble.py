@@ -220,8 +220,10 @@ def test_collapse_is_warned_of_once_with_the_certificate() -> None:
     recorder = Recorder(
         None, 5, monitor=None, monitor_every=0, advice=objectives.collapse_advice(recipe, recipe.dim), say=said.append
     )
+    recorder._warn_of_collapse(1.1, 1, embeddings=2)  # which have no more than two dimensions at the best
+    assert not said
     for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
-        recorder._warn_of_collapse(rank, 1)
+        recorder._warn_of_collapse(rank, 1, embeddings=64)
     assert len(said) == 2
     assert "effective rank is 1.10" in said[0]
     assert "reverse_kl is convex but not strictly so" in said[0]

@@ -33,6 +33,8 @@ COLUMNS = (
 )  # fmt: skip
 COLLAPSED = 1.5
 """Below this effective rank all embeddings lie about on one line through the origin."""
+TELLING = 8
+"""Embeddings in a batch whose rank tells that: of two, it is little more at the best."""
 AHEAD = 4
 """Batches that may be asked of a GPU before the first one's loss is looked at: what holds Python up for less than they
 take, a file to be written, say, does not hold up the GPU."""
@@ -169,7 +171,7 @@ class Recorder(Callback):
         self._writer: Any = None
         self._points: deque[tuple[int, float, _OnItsWay]] = deque()
         self._measuring = ThreadPoolExecutor(max_workers=1)
-        self._row: Future[dict[str, float | None]] | None = None
+        self._row: Future[tuple[dict[str, float | None], int]] | None = None
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint must hold for the record to go on as if nothing had happened.
@@ -264,7 +266,7 @@ class Recorder(Callback):
         wanted |= {name: outputs[name].detach() for name in ("first", "second", "terms", "rotation") if name in outputs}
         copies = {name: _OnItsWay(value) for name, value in wanted.items()}
 
-        def measure() -> dict[str, float | None]:
+        def measure() -> tuple[dict[str, float | None], int]:
             found = {name: copy.wait() for name, copy in copies.items()}
             mean, x, y = found["mean"], normalise(found["first"].float()), normalise(found["second"].float())
             summands = found["terms"].tolist() if "terms" in found else (None, None)
@@ -280,7 +282,7 @@ class Recorder(Callback):
             for name, value in row.items():
                 if value is not None and name not in ("epoch", "step"):
                     self._writer.add_scalar(f"epoch/{name}", value, row["step"])
-            return row
+            return row, len(x)
 
         self._row = self._measuring.submit(measure)
         if wanted["first"].device.type != "cuda":
@@ -296,16 +298,16 @@ class Recorder(Callback):
             return
         measured, self._row = self._row, None
         try:
-            row = measured.result()
+            row, embeddings = measured.result()
         except ValueError:
             if self.guard is not None:
                 self.guard.look()
             raise
         assert row["effective_rank"] is not None
-        self._warn_of_collapse(row["effective_rank"], row["epoch"])
+        self._warn_of_collapse(row["effective_rank"], row["epoch"], embeddings)
 
-    def _warn_of_collapse(self, rank: float, epoch: float | None) -> None:
-        collapsed = rank < COLLAPSED
+    def _warn_of_collapse(self, rank: float, epoch: float | None, embeddings: int) -> None:
+        collapsed = rank < COLLAPSED and embeddings >= TELLING
         if collapsed and not self._collapsed:
             self.say(
                 f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "

@@ -19,6 +19,8 @@ from fmicl.results import images_at_once
 from fmicl.runs import open_run, pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
+LARGEST_NAMES = 2**30
+"""Bytes of the paths or sentences in a .npz."""
 
 
 def embed_folder(
@@ -47,7 +49,7 @@ def embed_folder(
         folder: images, with or without subfolders.
         output: the file to write; its ending says the format, in lower or upper case.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
-        batch_size: images at a time; None: 512, and fewer large ones on a CPU.
+        batch_size: images at a time; None: 512, and fewer large ones.
         workers: processes that decode images.
 
     Returns:
@@ -56,7 +58,8 @@ def embed_folder(
     Raises:
         FileExistsError: the output exists.
         FileNotFoundError: no such run or folder.
-        ValueError: the ending is none of the three, the batch is empty, or no image can be decoded.
+        ValueError: the ending is none of the three, the batch is empty, no image can be decoded, or a .npz would have
+            more than a GiB of names.
     """
     if workers < 0:
         raise ValueError(f"--workers must not be negative, but it is {workers}")
@@ -68,6 +71,7 @@ def embed_folder(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are returned
         samples, skipped = find_images(folder)
+    _check_padding(output, [str(path.relative_to(folder)) for path in samples.paths])
     broken: list[Skipped] = []
     batches = plain_batches(
         samples,
@@ -80,7 +84,7 @@ def embed_folder(
         skipped=broken,
     )
     try:
-        vectors = extract_features(encoder, batches, target)[0].cpu()
+        vectors, _ = extract_features(encoder, batches, target, into="cpu")
     except ValueError as error:
         if len(broken) < len(samples):
             raise
@@ -126,7 +130,7 @@ def embed_text(
         FileExistsError: the output exists.
         FileNotFoundError: no such run or file.
         ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, the run is none of
-            sentences, or a pooling is missing or too many.
+            sentences, a pooling is missing or too many, or a .npz would have more than a GiB of sentences.
     """
     from fmicl.text_results import check_sentence_encoder, load_sentence_transformer
 
@@ -138,6 +142,7 @@ def embed_text(
     reader.check()
     if not sentences:
         raise ValueError(f"{file} is empty")
+    _check_padding(output, sentences)
     model = load_sentence_transformer(run, device, pooling)
     vectors = model.encode(sentences, batch_size=batch_size or 256, convert_to_tensor=True, show_progress_bar=False)
     write_table(output, sentences, vectors.cpu(), column="sentence")
@@ -153,6 +158,16 @@ def _check_output(output: Path) -> None:
     if output.suffix.lower() not in FORMATS:
         raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
     check_new(output, "take another -o")
+
+
+def _check_padding(output: Path, names: list[str]) -> None:
+    """Refuse a .npz whose names, each as long as the longest and four bytes a character, would be too large."""
+    size = 4 * len(names) * max(map(len, names), default=0)
+    if output.suffix.lower() == ".npz" and size > LARGEST_NAMES:
+        raise ValueError(
+            f"a .npz pads each of {len(names):,} names to the longest, of {max(map(len, names)):,} characters: "
+            f"{size / 2**30:.1f} GiB without the vectors; write .parquet or .csv, which don't"
+        )
 
 
 def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str = "path") -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from fmicl._logistic import LogisticRegression
 from fmicl.analysis import matrix, stream_neighbours
+from fmicl.norms import evaluating
 from fmicl.numerics import exact_matmul
 
 __all__ = [
@@ -34,9 +35,9 @@ WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(0, 15))
 # and takes by far the most iterations.
 _PATIENCE = 4
 
-_GIVEN = "logistic regression on frozen features, {views}, L-BFGS to convergence, weight decay {high:.1e}"
+_GIVEN = "logistic regression on frozen features, {views}, {fit}, weight decay {high:.1e}"
 _CHOSEN = (
-    "logistic regression on frozen features, {views}, L-BFGS to convergence; weight decay out of "
+    "logistic regression on frozen features, {views}, {fit}; weight decay out of "
     "{grid} values from {low:.0e} to {high:.0e} by accuracy on {share:.0%} of the training features "
     "(stratified, seed {seed}), then fitted again to all of them"
 )
@@ -44,16 +45,20 @@ _CHOSEN = (
 
 @torch.no_grad()
 def extract_features(
-    encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor | None]], device: torch.device | str
+    encoder: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    device: torch.device | str,
+    into: torch.device | str | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Features of every batch, in order, as float32 on `device`, with the labels if the batches have them.
+    """Features of every batch, in order, as float32, with the labels if the batches have them.
 
     The encoder runs in evaluation mode; each of its modules is given its own mode back, also after an error.
 
     Args:
         encoder: maps a batch (B, ...) to features (B, d).
         batches: pairs of inputs and labels (or None), on any device.
-        device: where the encoder is and the features will be.
+        device: where the encoder is.
+        into: where the features will be; None: on that device.
 
     Returns:
         (N, d) features, and (N,) labels or None.
@@ -67,14 +72,12 @@ def extract_features(
         >>> features.shape, kept.tolist()
         (torch.Size([3, 4]), [0, 1, 1])
     """
-    # Modes one by one: a frozen batch norm in a training encoder must stay frozen afterwards.
-    modes = [(module, module.training) for module in encoder.modules()]
+    gathered = device if into is None else into
     features: list[Tensor] = []
     labels: list[Tensor | None] = []
-    encoder.eval()
     # As it was written, where it is compiled: that was for the batches of training, and others would compile it again.
     run = encoder if encoder._compiled_call_impl is None else encoder.forward
-    try:
+    with evaluating(encoder):
         for inputs, target in batches:
             output = run(inputs.to(device, non_blocking=True))
             if output.ndim != 2:
@@ -82,11 +85,8 @@ def extract_features(
                     f"the encoder should give (batch, d) features; it gave {tuple(output.shape)}. "
                     "Pool or flatten them first"
                 )
-            features.append(output.detach().to(device, torch.float32))
-            labels.append(None if target is None else target.to(device))
-    finally:
-        for module, mode in modes:
-            module.training = mode
+            features.append(output.detach().to(gathered, torch.float32))
+            labels.append(None if target is None else target.to(gathered))
     if not features:
         raise ValueError("there is nothing to extract features from: no batches came")
     known = [label for label in labels if label is not None]
@@ -220,9 +220,9 @@ def linear_probe(
 
     .. math:: \frac1N \sum_i -\log \mathrm{softmax}(W z_i + b)_{c_i} + \frac\lambda2 \lVert W\rVert^2 ,
 
-    by L-BFGS to convergence. :math:`\lambda` is the one with the best accuracy on a held-out, stratified
-    part of the training features; the classifier is then fitted again to all of them, and only that one
-    meets the test features.
+    by L-BFGS to convergence, if that comes within ``max_iterations``. :math:`\lambda` is the one with the best
+    accuracy on a held-out, stratified part of the training features; the classifier is then fitted again to all
+    of them, and only that one meets the test features.
 
     This is the protocol of Kornblith et al. (2019), which SimCLR, BYOL and CLIP use for evaluation on
     precomputed features. The other common one, 100 epochs of SGD with a cosine schedule, minimises the same
@@ -283,6 +283,7 @@ def linear_probe(
         ranked = model.logits(test).topk(min(5, len(classes)), dim=1).indices
     hits = classes[ranked] == test_labels.to(train.device).unsqueeze(1)
     settings: dict[str, Any] = {"grid": len(path), "low": path[-1], "high": path[0], "share": validation, "seed": seed}
+    settings["fit"] = f"L-BFGS {'to convergence' if converged else f'for {max_iterations} iterations'}"
     added = len(rows) - len(train)
     settings["views"] = f"with those of {added} random views of the training samples" if added else "no augmentation"
     return LinearProbeResult(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -64,8 +65,10 @@ def export(run: Run, encoder: nn.Module, projection: nn.Module, config: EncoderC
 
 
 def _plain(module: nn.Module) -> dict[str, Tensor]:
-    # safetensors wants each tensor dense in the order of its dimensions; channels_last ones are not.
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in module.state_dict().items()}
+    # safetensors wants each tensor dense in the order of its dimensions, which channels_last ones are not, and in
+    # memory of its own, which a weight that two layers share is not: it is written twice.
+    plain = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
 
 
 def load_encoder(run: Path | str) -> nn.Module:

@@ -11,14 +11,15 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import numbers
 import re
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["Leaf", "arguments", "leaves"]
+__all__ = ["Leaf", "arguments", "leaves", "require_known", "require_types"]
 
 _LEAVES: dict[Any, tuple[Leaf, ...]] = {}
 
@@ -92,6 +93,72 @@ def _open_ended(hint: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(_open_ended(choice) for choice in typing.get_args(hint))
     return origin in (list, set, frozenset, dict) or (origin is tuple and ... in typing.get_args(hint))
+
+
+def require_known(kind: Any, names: Iterable[str]) -> None:
+    """Refuse names that are no fields of a dataclass.
+
+    Raises:
+        ValueError: there are such; it has them.
+    """
+    unknown = set(names) - {field.name for field in dataclasses.fields(kind)}
+    if unknown:
+        raise ValueError(f"settings hold fields that this version of fmicl doesn't know: {', '.join(sorted(unknown))}")
+
+
+def require_types(settings: Any) -> None:
+    """Refuse what can't be meant by the fields of a dataclass that are a number, a truth value or one of some words.
+
+    A word that is none of them would else be taken for the one that stands last where it is asked for.
+
+    Raises:
+        ValueError: there is one; it has the field's name, and what would do.
+
+    Example:
+        >>> from fmicl.recipes import RECIPES
+        >>> dataclasses.replace(RECIPES["digits"].recipe, optimizer="adam")
+        Traceback (most recent call last):
+        ...
+        ValueError: optimizer must be 'sgd' or 'adamw', but it is 'adam'
+    """
+    kind: Any = type(settings)
+    for name, choices in _choices(kind).items():
+        value = getattr(settings, name)
+        if not any(_fits(value, choice) for choice in choices):
+            words = [word for choice in choices for word in _words(choice)]
+            said = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+            raise ValueError(f"{name} must be {said}, but it is {value!r}")
+
+
+@functools.cache
+def _choices(kind: Any) -> dict[str, tuple[Any, ...]]:
+    """Of each field that can be checked, the types that it may have."""
+    found, hints = {}, typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+        choices = typing.get_args(hint) if union else (hint,)
+        if all(choice in _NUMBERS or typing.get_origin(choice) is typing.Literal for choice in choices):
+            found[field.name] = choices
+    return found
+
+
+_NUMBERS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (numbers.Integral, "a whole number"),
+    float: (numbers.Real, "a number"),
+    type(None): (type(None), "None"),
+}
+
+
+def _fits(value: Any, choice: Any) -> bool:
+    if typing.get_origin(choice) is typing.Literal:
+        return value in typing.get_args(choice)
+    return isinstance(value, _NUMBERS[choice][0]) and isinstance(value, bool) == (choice is bool)
+
+
+def _words(choice: Any) -> list[str]:
+    return [repr(word) for word in typing.get_args(choice)] or [_NUMBERS[choice][1]]
 
 
 def arguments(recipe: Any, default: Any) -> list[str]:

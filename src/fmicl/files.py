@@ -82,12 +82,12 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
         mode = stat.S_IMODE(temporary.stat().st_mode)
         write(temporary)
         temporary.chmod(mode)
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:
             os.fsync(file.fileno())
         if overwrite:
             temporary.replace(path)
         else:
-            os.link(temporary, path)  # unlike a rename, this refuses to overwrite
+            _move_to_new(temporary, path)
     except FileExistsError:
         raise _exists(path) from None
     finally:
@@ -98,6 +98,22 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _move_to_new(temporary: Path, path: Path) -> None:
+    """Give a file a name that no other has.
+
+    Raises:
+        FileExistsError: one has.
+    """
+    try:
+        os.link(temporary, path)  # unlike a rename, this refuses to overwrite
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links, on a memory card or over a network
+        if path.exists():
+            raise FileExistsError from None
+        temporary.replace(path)
 
 
 def _exists(path: Path) -> FileExistsError:

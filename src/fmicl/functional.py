@@ -85,8 +85,8 @@ def fmicl_loss(
         u(x, y) = \mu\, e^{-\gamma |x - y|^2}
 
     KL with `shift="optimal"` is alignment and uniformity (`align_uniform_loss` of weight 1 / gamma), alpha and mu being
-    but constants, and as an objective never above InfoNCE with `decoupled=True` plus the log of its number of negatives;
-    Pearson is the spectral loss with a Gaussian in place of the inner product.
+    but constants, and as an objective never above InfoNCE with `decoupled=True` plus the log of its number of
+    negatives; Pearson is the spectral loss with a Gaussian in place of the inner product.
 
     Args:
         x: embeddings of the first view, (N, d).

@@ -236,7 +236,7 @@ def slurm_options(words: Sequence[str]) -> dict[str, Any]:
     Times may be as sbatch has them (``24:00:00``, ``2-00:00:00``) or in minutes; submitit wants minutes.
 
     Raises:
-        ValueError: a word is not ``KEY=VALUE``, or a time is none.
+        ValueError: a word is not ``KEY=VALUE``, a key is there twice, or a time or a number is none.
 
     Example:
         >>> slurm_options(["partition=gpu", "time=1-12:00:00", "cpus_per_task=8"])
@@ -250,9 +250,19 @@ def slurm_options(words: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"--slurm takes KEY=VALUE, such as partition=gpu; got {word!r}")
         value: Any = _minutes(text) if key == "time" else int(text) if re.fullmatch(r"\d+", text) else text
         if key == "mem_gb":
-            value = float(text)
-        found[key if key in SHARED else f"slurm_{key}"] = value
+            value = _number(word, text)
+        name = key if key in SHARED else f"slurm_{key}"
+        if name in found:
+            raise ValueError(f"--slurm has {key} twice, the second time in {word!r}: give it once")
+        found[name] = value
     return found
+
+
+def _number(word: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--slurm {word}: {text!r} is no number") from None
 
 
 def _minutes(text: str) -> int:

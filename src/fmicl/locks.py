@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in."""
+"""Folders that one process at a time works in, and work that one process does while others wait."""
 
 from __future__ import annotations
 
@@ -7,10 +7,32 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LOCK", "locked"]
+__all__ = ["LOCK", "locked", "one_at_a_time"]
 
 LOCK = ".lock"
 """The file in a folder that is locked; it stays there."""
+
+
+@contextlib.contextmanager
+def one_at_a_time(file: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block with this file, which is made and stays; a killed one is in none.
+
+    Without file locks (Windows, some network disks) nobody waits.
+
+    Raises:
+        OSError: the file can't be made.
+
+    Example:
+        >>> import tempfile
+        >>> with one_at_a_time(Path(tempfile.mkdtemp()) / ".work.lock"):
+        ...     pass
+    """
+    with file.open("wb") as lock:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextlib.contextmanager

@@ -16,8 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fmicl.data.loading import dataset_info
+from fmicl.machine import control_groups, lines
 from fmicl.methods import Method
 from fmicl.processes import Processes
+from fmicl.recipes import Recipe
 from fmicl.settings import Settings
 
 __all__ = ["DoesNotFitError", "Need", "check_memory", "explained", "free_memory", "need_of"]
@@ -100,7 +103,7 @@ def explained(recipe: Settings) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0]
         raise DoesNotFitError(
             f"the memory is too small for a batch of {recipe.batch_size} ({_multiplicity(recipe)} views each): take a "
-            f"smaller --batch-size; {_advice(recipe)}. torch says: {reason}"
+            f"smaller --batch-size; {_advice(recipe)}{_held(recipe)}. torch says: {reason}"
         ) from error
 
 
@@ -110,6 +113,13 @@ def _advice(recipe: Settings) -> str:
     ways += ["a smaller --rotation-size"] if getattr(recipe, "rotation_weight", 0.0) else []
     others = "".join(f", or {way}" for way in ways) + ("," if ways else "")
     return f"a smaller {encoder}{others} needs less as well"
+
+
+def _held(recipe: Settings) -> str:
+    """What frees memory that the images themselves may have."""
+    if not isinstance(recipe, Recipe) or not (recipe.memory_gib and dataset_info(recipe.dataset).folder):
+        return ""
+    return "; with --memory-gib 0 the images stay on the disk"
 
 
 def _multiplicity(recipe: Settings) -> int:
@@ -181,7 +191,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where proc and sys are.
     """
-    found = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo"))
+    found = dict(line.split(":", 1) for line in lines(root / "proc/meminfo"))
     if "MemAvailable" not in found:
         return None
     available = int(found["MemAvailable"].split()[0]) * 1024
@@ -190,26 +200,11 @@ def free_memory(root: Path = Path("/")) -> int | None:
 
 def _left_by_groups(root: Path) -> Iterator[int]:
     """What each control group above this process leaves: its limit less what is used, but for cached files."""
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        base, limit, used, total = root / "sys/fs/cgroup", "memory.max", "memory.current", ""
-        if controllers:  # the older version, a tree for each controller
-            if "memory" not in controllers.split(","):
-                continue
-            base, limit, used, total = base / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-        group = base / path.lstrip("/")
-        for place in (group, *group.parents):
-            if not place.is_relative_to(base):
-                break
-            most, now = _lines(place / limit), _lines(place / used)
-            if most and now and most[0].isdigit():  # else it is "max", or not to be seen from a container
-                stat = dict(entry.split(maxsplit=1) for entry in _lines(place / "memory.stat"))
-                cached = sum(int(stat.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
-                yield int(most[0]) - int(now[0]) + cached
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8").split("\n")[:-1]
-    except OSError:
-        return []
+    for group in control_groups("memory", root):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if group.older else ("memory.max", "memory.current")
+        most, now = (lines(group.path / name) for name in names)
+        if most and now and most[0].isdigit():  # else it is "max", or not to be seen from a container
+            stat = dict(entry.split(maxsplit=1) for entry in lines(group.path / "memory.stat"))
+            total = "total_" if group.older else ""
+            cached = sum(int(stat.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
+            yield int(most[0]) - int(now[0]) + cached

@@ -15,6 +15,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fmicl.norms import evaluating
+
 SMALL_IMAGE = 64
 """Up to this side, in pixels, a ResNet takes the CIFAR stem by itself."""
 
@@ -174,17 +176,14 @@ def check_size(model: nn.Module, name: str, size: int, channels: int) -> int:
         >>> check_size(SmallConv(), "small_conv", 8, channels=1)
         256
     """
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # whoever seeded the weights counts on the generator
-            features = model.eval()(torch.zeros(2, channels, size, size))
+        # whoever seeded the weights counts on the generator
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            features = model(torch.zeros(2, channels, size, size))
     except Exception as error:  # models raise whatever they like
         kind = f"{size} x {size} pixels with {channels} channel{'s' if channels > 1 else ''}"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"the encoder {name} does not take images of {kind}: {reason}") from error
-    finally:
-        for module, mode in modes:
-            module.training = mode
     if not isinstance(features, Tensor) or features.ndim != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ValueError(f"the encoder {name} does not give one vector for each image, but {shape} for two of them")

@@ -1,4 +1,4 @@
-"""Batch normalisation and its running statistics: by those of the batches before, and without a move of them."""
+"""Batch normalisation and its running statistics: by those of the batches before, without a move, or in evaluation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PastNorm", "by_past", "unmoved"]
+__all__ = ["PastNorm", "by_past", "evaluating", "unmoved"]
 
 
 class PastNorm(nn.Module):
@@ -143,6 +143,27 @@ def _with_activation(norm: nn.Module) -> TypeGuard[nn.BatchNorm2d]:
     except ImportError:
         return False
     return type(norm) is BatchNormAct2d
+
+
+@contextlib.contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """In evaluation mode; afterwards each of its modules is in its own, frozen ones among those that are trained.
+
+    Example:
+        >>> network = nn.Sequential(nn.BatchNorm1d(2), nn.Dropout().eval())
+        >>> with evaluating(network):
+        ...     network.training
+        False
+        >>> [module.training for module in network]
+        [True, False]
+    """
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -11,12 +12,16 @@ from torch import Tensor
 
 __all__ = ["exact_matmul", "normalise", "widened"]
 
+_LOCK = threading.Lock()
+_WITHIN: dict[str, tuple[int, str]] = {}  # by kind of device: how many are within, and what was set before the first
+
 
 @contextmanager
 def exact_matmul(device: torch.device) -> Iterator[None]:
     """Full float32 matrix products inside, whatever training has set: no autocast, and neither TF32 nor bfloat16.
 
-    Only flags are set and put back, so it may stand inside a CUDA graph that is being recorded.
+    Only flags are set and put back, so it may stand inside a CUDA graph that is being recorded. The flags are the
+    process's: where several threads are within, the last one to leave puts them back.
 
     Example:
         >>> torch.set_float32_matmul_precision("medium")
@@ -29,16 +34,24 @@ def exact_matmul(device: torch.device) -> Iterator[None]:
     """
     mixed = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
     backend: Any = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
-    before = backend.matmul.fp32_precision
-    try:
+    kind = "cpu" if device.type == "cpu" else "cuda"
+    with _LOCK:
+        number, before = _WITHIN.get(kind, (0, backend.matmul.fp32_precision))
+        _WITHIN[kind] = number + 1, before
         backend.matmul.fp32_precision = "ieee"
+    try:
         with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
             yield
     finally:
-        # What is read may come from a setting above it; written here as well, it would outlast a change of that one.
-        backend.matmul.fp32_precision = "none"
-        if backend.matmul.fp32_precision != before:
-            backend.matmul.fp32_precision = before
+        with _LOCK:
+            number, before = _WITHIN.pop(kind)
+            if number > 1:
+                _WITHIN[kind] = number - 1, before
+            else:
+                # What is read may come from a setting above it: written here, it would outlast a change of that one.
+                backend.matmul.fp32_precision = "none"
+                if backend.matmul.fp32_precision != before:
+                    backend.matmul.fp32_precision = before
 
 
 def normalise(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
+from fmicl.fields import require_known
 from fmicl.settings import Settings
 from fmicl.views import CIFAR10_MEAN, CIFAR10_STD, IMAGENET_MEAN, IMAGENET_STD, STL10_MEAN, STL10_STD, Views
 
@@ -33,7 +34,7 @@ class Recipe(Settings):
 
     kind: ClassVar[str] = "images"
     machine: ClassVar[frozenset[str]] = Settings.machine | {
-        "data_dir", "download", "checksum", "memory_gib", "workers",
+        "data_dir", "download", "checksum", "memory_gib", "workers", "monitor_every",
     }  # fmt: skip
     """Of these, memory_gib too changes roundings: it says where images are resized."""
     paths: ClassVar[tuple[str, ...]] = ("data_dir",)
@@ -168,6 +169,7 @@ class Recipe(Settings):
             ValueError: fields that this version doesn't know.
         """
         views: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings["views"].items()}
+        require_known(Views, views)
         return super().from_json({**settings, "views": Views(**views)})
 
 

@@ -50,6 +50,8 @@ that has the memory to train has it to evaluate."""
 GPU_PIXELS = 2**21
 """On a GPU a batch of small images has more of them, up to so many pixels, or views of a training step: it takes longer
 to ask for a kernel than to run it."""
+GPU_LARGE = 2**23
+"""Pixels of a batch of large images there; where a training step has more of them, an evaluation may, too."""
 PAIRS = 2048
 """At most so many samples are looked at for the geometry of the embeddings."""
 FEW_CLASSES = 20
@@ -234,9 +236,12 @@ def images_at_once(size: int, device: torch.device, views: int = 0) -> int:
     Example:
         >>> [images_at_once(size, torch.device("cpu")) for size in (32, 224)]
         [512, 10]
+        >>> [images_at_once(size, torch.device("cuda")) for size in (32, 224)]
+        [512, 167]
     """
     if device.type == "cuda":
-        return max(EVALUATION_BATCH, min(GPU_PIXELS // size**2, views))
+        small = max(EVALUATION_BATCH, min(GPU_PIXELS // size**2, views))
+        return max(1, min(small, max(GPU_LARGE // size**2, views)))
     return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // size**2))
 
 
@@ -286,7 +291,10 @@ def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: R
     k = min(recipe.k, len(x))
     knn = knn_accuracy(x, labels, y, answers, k=k)
     probe = linear_probe(x, labels, y, answers, seed=recipe.seed)
-    found: dict[str, Any] = {"knn": knn, "linear": probe.accuracy, "k": k, "linear_protocol": probe.protocol}
+    found: dict[str, Any] = {
+        "knn": knn, "linear": probe.accuracy, "k": k, "linear_protocol": probe.protocol,
+        "linear_weight_decay": probe.weight_decay,
+    }  # fmt: skip
     return found if probe.top5 is None else {**found, "linear_top5": probe.top5}
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
+from fmicl.fields import require_known, require_types
+
 Method = Literal["simclr", "moco", "mocov3"]
 Objective = Literal["fmicl", "infonce", "align_uniform", "spectral"]
 
@@ -123,7 +125,8 @@ class Settings:
     """Also write a checkpoint each so many steps (0: no)."""
 
     def __post_init__(self) -> None:
-        """Refuse numbers that can't be meant."""
+        """Refuse what can't be meant."""
+        require_types(self)
         self._require_positive(
             "queue", "alpha", "gamma", "temperature", "uniformity_gamma", "uniformity_weight", "epochs", "batch_size",
             "accumulate", "learning_rate", "devices", "checkpoint_minutes",
@@ -262,11 +265,7 @@ class Settings:
         Raises:
             ValueError: fields that this version doesn't know.
         """
-        unknown = set(settings) - {f.name for f in dataclasses.fields(cls)}
-        if unknown:
-            raise ValueError(
-                f"settings hold fields that this version of fmicl doesn't know: {', '.join(sorted(unknown))}"
-            )
+        require_known(cls, settings)
         if settings.get("encoder_momentum", 0.0) is None:  # which it was, for the default
             settings = {**settings, "encoder_momentum": cls.encoder_momentum}
         anchors = settings.get("objective") in ("fmicl", "align_uniform") and settings.get("method") == "mocov3"
@@ -284,4 +283,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if hasattr(value, "item"):  # a number of numpy's
+        return value.item()
     return str(value) if isinstance(value, Path) else value

@@ -52,6 +52,8 @@ GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
 TICK = 0.2
 """Seconds between two looks at the runs."""
+DETACHED_TICK = 2.0
+"""The same where they are jobs on other machines, perhaps hundreds, whose files come over a network."""
 SAVE_EVERY = 30.0
 """Seconds after which sweep.json is written also if only epochs have passed."""
 
@@ -76,6 +78,7 @@ class SweepRun:
     results: Mapping[str, Any] = field(default_factory=dict)
     handle: Handle | None = None
     since: float = 0.0
+    _seen: tuple[int, int, int] | None = field(default=None, repr=False)
 
     @property
     def name(self) -> str:
@@ -88,8 +91,17 @@ class SweepRun:
         return getattr(self.cell.recipe, "epochs", None)
 
     def look(self) -> bool:
-        """Read how far it is; whether that is farther than before."""
-        before, self.progress = self.progress, read_progress(self.path / "metrics.csv")
+        """Read how far it is, if its file is another than at the last look; whether that is farther than before."""
+        file = self.path / "metrics.csv"
+        try:
+            state = file.stat()
+            seen = (state.st_ino, state.st_size, state.st_mtime_ns)
+        except OSError:
+            seen = None
+        if seen == self._seen:
+            return False
+        self._seen = seen
+        before, self.progress = self.progress, read_progress(file)
         return before != self.progress
 
     def read_results(self) -> None:
@@ -250,7 +262,7 @@ class Sweep:
                 return
             if time.monotonic() - self._saved > SAVE_EVERY:
                 self.save()
-            time.sleep(TICK)
+            time.sleep(DETACHED_TICK if launcher.detached else TICK)
 
     def _start(self, run: SweepRun, launcher: Launcher, display: Display) -> None:
         try:

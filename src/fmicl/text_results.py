@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fmicl import how_to_install
 from fmicl.checks import TokenPooling
 from fmicl.files import check_new, write_whole
+from fmicl.norms import evaluating
 from fmicl.runs import Run, keep_old, pick_device, read_json, read_kind, write_json
 from fmicl.sts import Encode, StsTask, evaluate_tasks, load_sts
 from fmicl.text_models import Tokenizer, pooled_transformer, quiet_transformers
@@ -116,12 +117,8 @@ def stsb_scorer(
             vectors: Tensor = encoder.forward(batches[key])
             return vectors
 
-        training = encoder.training
-        encoder.eval()
-        try:
+        with evaluating(encoder):
             value: float | None = evaluate_tasks(encode, {task.name: task}, batch_size=DEV_BATCH)[task.name]
-        finally:
-            encoder.train(training)
         return value
 
     return score

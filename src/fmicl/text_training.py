@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl import how_to_install
 from fmicl.building import method_options, optimisation_of
@@ -259,15 +259,20 @@ class TextRecorder(Recorder):
             self.guard.check(method)
         score = self.scorer(method.encoder)
         if score is not None and (not self.best or score > self.best["stsb_dev"]):
-            weights: dict[str, Tensor] = {k: v.detach().clone() for k, v in method.encoder.state_dict().items()}
-            self.best = {"step": method.step, "stsb_dev": score, "weights": weights}
+            weights, head = (
+                {name: value.detach().clone() for name, value in part.state_dict().items()}
+                for part in (method.encoder, method.projection)
+            )
+            self.best = {"step": method.step, "stsb_dev": score, "weights": weights, "head": head}
         return score
 
     def take_best(self, method: Method) -> dict[str, Any]:
-        """Put the best weights into the encoder, if some were found, and say which they are."""
+        """Put the best weights into encoder and head, if some were found, and say which they are."""
         if not self.best:
             return {"step": method.step, "stsb_dev": None, "chosen_by": "last step"}
         method.encoder.load_state_dict(self.best["weights"])
+        if "head" in self.best:  # which a checkpoint of an earlier version lacks
+            method.projection.load_state_dict(self.best["head"])
         return {"step": self.best["step"], "stsb_dev": self.best["stsb_dev"], "chosen_by": "STS-B dev"}
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fmicl.fields import require_types
+
 __all__ = ["CIFAR10_MEAN", "CIFAR10_STD", "IMAGENET_MEAN", "IMAGENET_STD", "STL10_MEAN", "STL10_STD", "Views"]
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -71,6 +73,7 @@ class Views:
     std: tuple[float, ...] = CIFAR10_STD
 
     def __post_init__(self) -> None:
+        require_types(self)
         if self.size < 2:
             raise ValueError(f"size is the side of a view in pixels, at least 2; got {self.size}")
         for name in _PROBABILITIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -13,6 +14,7 @@ import torch
 from fmicl.data.binaries import load_cifar10, load_digits, load_stl10
 from fmicl.data.folders import load_folder, load_imagenet, load_tinyimagenet
 from fmicl.data.samples import Splits, lacking, split_by_name, stratified_split
+from fmicl.locks import one_at_a_time
 
 __all__ = ["DatasetInfo", "dataset_info", "list_datasets", "load_images", "named_folder"]
 
@@ -140,7 +142,12 @@ def load_images(
         splits = load(root, size=size, memory_limit=memory_limit)
     else:
         read = {"cifar10": load_cifar10, "stl10": load_stl10}[name]
-        splits = read(root, download=download, checksum=checksum)
+        with contextlib.ExitStack() as stack:
+            if download:  # of several processes one does, and the others wait and find the files
+                with contextlib.suppress(OSError):  # a folder that can't be written to: what is there, is there
+                    root.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(one_at_a_time(root / ".download.lock"))
+            splits = read(root, download=download, checksum=checksum)
     return _hold_out(splits, validation, seed)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fmicl.data.lines import LineReader, file_digest
+from fmicl.locks import one_at_a_time
 
 __all__ = ["Sentences", "cache_root", "text_changed", "tokenise_file"]
 
@@ -201,18 +202,16 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
 
 @contextlib.contextmanager
 def _locked(root: Path, key: str) -> Iterator[None]:
-    """Of several processes that want the same tokens, one makes them and the others wait; a killed one holds no one."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / f".{key}.lock").open("wb")
-    except OSError as error:
-        raise OSError(
-            f"tokens can't be kept in {root} ({error.strerror}): name another folder by --cache-dir"
-        ) from error
-    with lock:
-        # Without file locks (Windows, some network disks) each process makes its own, and the last rename wins.
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
+    """Of several processes that want the same tokens, one makes them and the others wait.
 
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    Where there are no file locks, each process makes its own, and the last rename wins.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(one_at_a_time(root / f".{key}.lock"))
+        except OSError as error:
+            raise OSError(
+                f"tokens can't be kept in {root} ({error.strerror}): name another folder by --cache-dir"
+            ) from error
         yield

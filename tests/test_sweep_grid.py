@@ -26,12 +26,12 @@ def test_every_field_of_every_recipe_may_have_several_values() -> None:
         command = parse("sweep", name)
         assert values_of(command.grid, entry.recipe) == {}
         assert [cell.recipe for cell in cells(entry.recipe, {})] == [entry.recipe]
-    options = "--divergence kl js --seed 0 1 2 --blur 0 0.5 --crop-scale 0.2 1 0.4 1 --mu normalised 2 --download "
+    options = "--divergence pearson js --seed 0 1 2 --blur 0 0.5 --crop-scale 0.2 1 0.4 1 --mu normalised 2 --download "
     options += "--shift None optimal --scale-learning-rate True False --mean 0.5 --std 0.5 --depth None 3"
     command = parse("sweep", "cifar10", *options.split())
     values = values_of(command.grid, RECIPES["cifar10"].recipe)
     assert values == {
-        "divergence": ("kl", "js"), "seed": (0, 1, 2), "blur": (0.0, 0.5), "crop_scale": ((0.2, 1.0), (0.4, 1.0)),
+        "divergence": ("pearson", "js"), "seed": (0, 1, 2), "blur": (0.0, 0.5), "crop_scale": ((0.2, 1.0), (0.4, 1.0)),
         "mu": ("normalised", 2.0), "shift": (None, "optimal"), "download": (True,),
         "scale_learning_rate": (True, False), "mean": ((0.5,),), "std": ((0.5,),), "depth": (None, 3),
     }  # fmt: skip

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 __all__ = ["check_new", "check_writable", "write_whole"]
+
+NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What a file system without hard links says of one: on a memory card, or over a network."""
 
 
 def check_writable(path: Path, hint: str) -> None:
@@ -110,7 +114,9 @@ def _move_to_new(temporary: Path, path: Path) -> None:
         os.link(temporary, path)  # unlike a rename, this refuses to overwrite
     except FileExistsError:
         raise
-    except OSError:  # a file system without links, on a memory card or over a network
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
         if path.exists():
             raise FileExistsError from None
         temporary.replace(path)

@@ -325,7 +325,7 @@ def main() -> None:
         "quick": options.quick,
         "time_limit": usual if options.time_limit is None else options.time_limit,
     }
-    budget = options.budget or (330.0 if device == "cuda" else float("inf"))
+    budget = (330.0 if device == "cuda" else float("inf")) if options.budget is None else options.budget
     jobs, shown_sizes = plan(settings, options.sizes)
     machine = describe_machine(settings, options.commit)
     data: dict[str, Any] = {"machine": machine, "sizes": shown_sizes, "rate": None, "cells": []}

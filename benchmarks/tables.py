@@ -9,6 +9,8 @@ __all__ = ["paper", "render", "summary"]
 Cell = dict[str, Any]
 
 # what we aim at on one H200: seconds, and bytes beyond inputs and gradient
+FEW = 5
+"""Steps below which a median says how many it is of."""
 TARGETS = {
     (65536, 128): (2.4e-3, 64e6),
     (65536, 512): (15e-3, 64e6),
@@ -109,9 +111,9 @@ def _compared(setting: str, cells: list[Cell], data: dict[str, Any]) -> str:
             if cell["status"] != "ok":
                 lines.append([*line, cell["status"], *[""] * (4 + cuda + h200)])
                 continue
-            line.append(_seconds(cell["seconds"]))
-            if cuda:
-                line.append(_seconds(cell["seconds_called"]))
+            line.append(_time(cell))
+            if cuda:  # of three steps or fewer there is no second measurement
+                line.append(_seconds(cell["seconds_called"]) if cell.get("repeats", FEW) > 3 else "")
             line.append(_seconds(cell["floor"]) if "floor" in cell else "")
             line.append(f"{100 * cell['floor'] / cell['seconds']:.0f} %" if "floor" in cell else "")
             line.append(f"{cell['seconds'] / best:.2f}" if best else "")
@@ -122,6 +124,12 @@ def _compared(setting: str, cells: list[Cell], data: dict[str, Any]) -> str:
     header = ["N", "d", "implementation", "time", *(["called from Python"] if cuda else [])]
     header += ["floor", "floor / time", "times ours", "memory", *(["target"] if h200 else [])]
     return f"**{TITLES[setting]}** (floor: {FLOORS[setting]} operations)\n\n{_table(header, lines)}"
+
+
+def _time(cell: Cell) -> str:
+    """The median, and of how many steps where they are few."""
+    few = cell.get("repeats", FEW) < FEW
+    return _seconds(cell["seconds"]) + (f" (of {cell['repeats']})" if few else "")
 
 
 def _target(cell: Cell) -> str:
@@ -142,7 +150,7 @@ def _divergences(cells: list[Cell]) -> str:
     for cell in found:
         if cell["status"] == "ok":
             ratio = f"{cell['seconds'] / kl:.2f}" if kl else ""
-            lines.append([cell["name"], _seconds(cell["seconds"]), ratio, _bytes(cell["memory"])])
+            lines.append([cell["name"], _time(cell), ratio, _bytes(cell["memory"])])
         else:
             lines.append([cell["name"], cell["status"], "", ""])
     n, d = found[0]["n"], found[0]["d"]
@@ -181,7 +189,7 @@ def _growth(cells: list[Cell], sizes: list[list[int]]) -> str:
             for n, d in series:
                 cell = by_place.get((name, n, d))
                 status = cell["status"].split(":")[0] if cell else ""
-                line.append(_seconds(cell["seconds"]) if cell and status == "ok" else status)
+                line.append(_time(cell) if cell and status == "ok" else status)
             lines.append(line)
         floors = [
             next((c["floor"] for c in found if (c["n"], c["d"]) == size and "floor" in c), None) for size in series
@@ -201,7 +209,7 @@ def _shares(cells: list[Cell]) -> str:
         good = cell["status"] == "ok"
         line = [f"{cell['n']:,}", f"{cell['columns']:,}", str(cell["d"])]
         line += [
-            _seconds(cell["seconds"]) if good else cell["status"],
+            _time(cell) if good else cell["status"],
             _seconds(cell["floor"]) if "floor" in cell else "",
         ]
         lines.append([*line, f"{cell['operations'] / cell['seconds'] / 1e12:.0f}" if good else ""])

@@ -229,6 +229,9 @@ def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[
     if scores is None:
         raise ValueError(f"{folder} is a warm start: name its scores ({command})")
     results = read_json(scores)
+    scored = Path(str(results.get("model", ""))).name
+    if scored != folder.resolve().name:
+        raise ValueError(f"{scores} has the scores of {scored or 'no model by name'}, not of {folder}: {command} has")
     if "pooling" not in results:
         raise ValueError(f"{scores} doesn't say by which pooling it came about: {command} does")
     seed = told.get("settings", {}).get("seed", 0)
@@ -237,6 +240,10 @@ def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[
     if isinstance(told.get("command"), str):
         record["command"] = _command(shlex.split(told["command"]))
     return f"warm-start-seed{seed}.json", record
+
+
+def _is_warm_start(folder: Path) -> bool:
+    return (folder / "warm_start.json").is_file() and not (folder / "settings.json").exists()
 
 
 def _runs(paths: Iterable[Path]) -> Iterator[Path]:
@@ -276,9 +283,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--scores", type=Path, help="of a warm start: the JSON file of `fmicl evaluate --json`")
     options = parser.parse_args(arguments)
     try:
-        records = []
-        for run in _runs(options.runs):  # all are read before one is written
-            if (run / "warm_start.json").is_file() and not (run / "settings.json").exists():
+        records, found = [], list(_runs(options.runs))
+        if options.scores is not None and not (len(found) == 1 and _is_warm_start(found[0])):
+            raise ValueError("--scores are those of a warm start: name it, and no other run with it")
+        for run in found:  # all are read before one is written
+            if _is_warm_start(run):
                 records.append((run, *_warm_start(run, options.scores, options.commit)))
             else:
                 record = make_record(run, options.commit)

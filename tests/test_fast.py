@@ -148,6 +148,18 @@ def test_the_first_convolution(kernel: int, stride: int, padding: int, channels:
     close(found, wanted)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [(slice(None), slice(3), slice(9), slice(9)), (slice(None), slice(3)), (slice(None), slice(3), slice(0, None, 2))],
+)
+def test_the_first_convolution_of_a_part_of_larger_images(part: tuple[slice, ...]) -> None:
+    """Their channels are last in memory, but what lies between two pixels isn't a pixel's width."""
+    conv = nn.Conv2d(3, 24, 3, padding=1, bias=False).to(DEVICE)
+    whole = torch.randn(3, 4, 12, 12, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    images = whole.contiguous(memory_format=torch.channels_last)[part]
+    close(convolve_images(conv, images), conv(images.contiguous()))
+
+
 def test_a_convolution_of_many_channels_is_not_for_this() -> None:
     images = torch.zeros(1, 16, 8, 8)
     assert not suits_stem(nn.Conv2d(16, 8, 3, bias=False), images)

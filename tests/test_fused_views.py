@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fmicl.augment import ViewMaker
-from fmicl.augment.fused import fused_views
+from fmicl.augment.fused import fused_views, suits
+from fmicl.data import ArraySamples
 from fmicl.views import Views
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -47,6 +48,18 @@ def test_a_wrong_number_of_numbers_is_refused() -> None:
     images, index = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match=r"2 views need \(2, 36\) numbers; got \(2, 35\)"):
         fused_views(Views(size=8), images, index, torch.rand(2, 35))
+
+
+def test_images_that_are_not_dense_are_refused_and_samples_on_a_gpu_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A numpy array of (N, H, W, C), say, turned into (N, C, H, W): the kernel would read other pixels."""
+    monkeypatch.setattr("fmicl.kernels.triton_runs_on", lambda _: True)
+    images = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    assert suits(Views(size=8), images.contiguous())
+    assert not suits(Views(size=8), images)
+    with pytest.raises(ValueError, match=r"must be contiguous; these have strides \(192, 1, 24, 3\)"):
+        fused_views(Views(size=8), images, torch.zeros(2, dtype=torch.int64), torch.rand(2, 36))
+    assert ArraySamples(images).to("meta").images.is_contiguous()
+    assert ArraySamples(images).to("cpu").images.data_ptr() == images.data_ptr()  # no copy where none is needed
 
 
 def test_each_random_number_has_its_place() -> None:

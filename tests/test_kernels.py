@@ -251,3 +251,27 @@ def test_the_kernels_import_from_the_rooms_below_them_alone() -> None:
         imported = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
         ours = [node.module for node in imported if node.module is not None and node.module.startswith("fmicl")]
         assert {module.split(".")[1] for module in ours} <= below, path.name
+
+
+@pytest.mark.parametrize("kernel", ["reference", "tiled"])
+def test_of_x_against_itself_only_each_row_with_itself_is_left_out(kernel: Kernel) -> None:
+    """Pairs j = i + 1 are not left out from both sides, and the gradient counts on that."""
+    x = rows(6, 16)
+    with pytest.raises(ValueError, match=r"skip=0 or None can be left out, got skip=1; give x as `other`"):
+        kernels.pair_sum(x, None, FUNCTIONS["kl"], 1, kernel=kernel)
+    total = kernels.pair_sum(x, x, FUNCTIONS["kl"], 1, kernel=kernel)
+    torch.testing.assert_close(total, reference.pair_sum(x, x, FUNCTIONS["kl"], 1), rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+@pytest.mark.parametrize("fast", [False, True])
+def test_rows_may_begin_anywhere_in_memory(fast: bool) -> None:
+    """As a part of a larger tensor does; the hardware's copies want a whole 16 bytes."""
+    dtype = torch.bfloat16 if fast and not interpreting() else torch.float32
+    x = rows(5, 16).to("cpu" if interpreting() else "cuda", dtype)
+    shifted = torch.empty(5 * 16 + 1, dtype=dtype, device=x.device)[1:].view(5, 16).copy_(x)
+    assert shifted.data_ptr() % 16
+    seen, usual = (
+        kernels.pair_sum(value, None, FUNCTIONS["kl"], 0, kernel="triton", fast=fast) for value in (shifted, x)
+    )
+    torch.testing.assert_close(seen, usual)

@@ -102,3 +102,44 @@ def test_dropout_is_new_in_every_recorded_step() -> None:
     assert not torch.equal(run(x)[0], one)
     torch.manual_seed(1)
     assert torch.equal(run(x)[0], one)
+
+
+def test_frozen_layers_stay_frozen_in_a_recorded_step() -> None:
+    from fmicl.fast import record
+
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).cuda().train()
+    network[1].eval()
+    x = torch.randn(8, 4, device="cuda")
+    before = network(x).detach()
+    recorded = record(lambda images: (network(images),), [network], x)
+    torch.testing.assert_close(recorded(x)[0], before)
+    assert [module.training for module in network] == [True, False]
+    assert int(network[1].num_batches_tracked) == 0  # type: ignore[arg-type]
+
+
+def test_an_objectives_own_parameters_learn_in_a_recorded_step() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor, **_: Any) -> torch.Tensor:
+            return self.scale * (x - y).square().mean()
+
+    scales = []
+    for faster in (False, True):
+        recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64)
+        device = torch.device("cuda")
+        torch.manual_seed(0)
+        method = build_method(recipe, build_recipe_encoder(recipe), STEPS)
+        method.objective = Scaled()
+        method.to(device)
+        if faster:
+            method.compile_parts(device)
+        images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        (batch,) = ViewStream(ArraySamples(images), recipe.view_pair, 64, seed=0, device=device)
+        method.training_step(batch, 0)["loss"].backward()
+        scale = method.objective.scale.grad
+        assert scale is not None
+        scales.append(float(scale))
+    assert scales[1] == pytest.approx(scales[0], rel=2e-2)

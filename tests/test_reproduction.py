@@ -222,6 +222,12 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
     assert "name its scores" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "unsaid.json")]) == 2
     assert "doesn't say by which pooling" in capsys.readouterr().err
+    (tmp_path / "others.json").write_text(json.dumps({"model": "/home/x/cold", "pooling": "cls", "avg": 40.0}))
+    assert record.main([*command, "--scores", str(tmp_path / "others.json")]) == 2
+    assert "has the scores of cold, not of" in capsys.readouterr().err
+    for runs in ([str(run)], [str(run), str(tmp_path / "warm")]):  # of a run the scores are its own
+        assert record.main([*runs, "--into", str(tmp_path / "r"), "--scores", str(tmp_path / "scores.json")]) == 2
+        assert "--scores are those of a warm start" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "scores.json"), "--commit", "abc1234"]) == 0
     start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
     assert (start["results"], start["seed"]) == ({"pooling": "cls", "avg": 40.0}, 1)

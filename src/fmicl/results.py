@@ -246,7 +246,7 @@ def images_at_once(size: int, device: torch.device, views: int = 0) -> int:
 
 
 def _batch_size(recipe: Recipe, device: torch.device) -> int:
-    return images_at_once(recipe.views.size, device, 2 * recipe.batch_size)
+    return images_at_once(recipe.views.size, device, recipe.multiplicity * recipe.batch_size)
 
 
 def _features_of_views(

@@ -17,7 +17,7 @@ _LARGEST = 64  # side up to which three channels of an image fit into a program'
 
 
 def suits(views: Views, images: Tensor) -> bool:
-    """Whether `fused_views` can make these views of these images: small ones on a GPU, with as many channels.
+    """Whether `fused_views` can make these views of these images: small, dense ones on a GPU, with as many channels.
 
     Example:
         >>> suits(Views(size=32), torch.zeros(1, 3, 32, 32, dtype=torch.uint8))      # on the CPU
@@ -26,7 +26,8 @@ def suits(views: Views, images: Tensor) -> bool:
     from fmicl.kernels import triton_runs_on
 
     small = max(*images.shape[2:], views.size) <= _LARGEST
-    return small and triton_runs_on(images.device) and images.shape[1] in (1, len(views.mean))
+    dense = images.is_contiguous()
+    return small and dense and triton_runs_on(images.device) and images.shape[1] in (1, len(views.mean))
 
 
 def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:
@@ -42,8 +43,10 @@ def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -
         (N, channels, size, size) float32, normalised, with the channels last in memory.
 
     Raises:
-        ValueError: there are not 36 numbers for each view.
+        ValueError: there are not 36 numbers for each view, or the images are not contiguous.
     """
+    if not images.is_contiguous():
+        raise ValueError(f"the images must be contiguous; these have strides {images.stride()}")
     if uniforms.shape != (len(index), NUMBERS):
         raise ValueError(f"{len(index)} views need ({len(index)}, {NUMBERS}) numbers; got {tuple(uniforms.shape)}")
     from fmicl.augment import device

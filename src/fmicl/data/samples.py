@@ -60,8 +60,11 @@ class ArraySamples:
         return len(self.images)
 
     def to(self, device: torch.device | str) -> ArraySamples:
-        """The same samples on another device."""
-        return ArraySamples(self.images.to(device), None if self.labels is None else self.labels.to(device))
+        """The same samples on another device; there their images are dense, each after the other."""
+        images = self.images.to(device)
+        if images.device.type != "cpu":  # where a copy may not fit, and nothing is gained by one
+            images = images.contiguous()
+        return ArraySamples(images, None if self.labels is None else self.labels.to(device))
 
     def select(self, index: Sequence[int] | Tensor) -> ArraySamples:
         """Some of the samples, in the given order; a run of neighbours shares their memory."""

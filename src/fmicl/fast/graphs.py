@@ -64,7 +64,7 @@ def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) ->
         modules: those whose parameters and buffers it uses, in training mode on a CUDA device.
         inputs: their values don't matter.
     """
-    whole = _Whole(function, modules).train()
+    whole = _Whole(function, modules)  # in training mode itself; parts that are frozen stay so
     before = [buffer.clone() for buffer in whole.buffers()]
     random = torch.cuda.get_rng_state(inputs[0].device)
     dtype = torch.get_autocast_dtype("cuda")

@@ -48,7 +48,8 @@ def convolve_images(conv: nn.Conv2d, images: Tensor) -> Tensor:
     dtype = images.dtype
     if torch.is_autocast_enabled(images.device.type):
         dtype = torch.get_autocast_dtype(images.device.type)
-    images = images.to(dtype, memory_format=torch.channels_last)
+    # In two steps: `to` leaves a part of larger images as it is, where only the order of its strides is right.
+    images = images.to(dtype).contiguous(memory_format=torch.channels_last)
     result: Tensor = _Convolve.apply(images, conv.weight, conv.stride[0], conv.padding[0])
     return result
 

@@ -77,6 +77,9 @@ def pair_sum(
     Returns:
         The sum over this process's rows, a scalar.
 
+    Raises:
+        ValueError: x against itself is to leave out other pairs than each row with itself.
+
     Example:
         >>> import torch, fmicl
         >>> x = torch.eye(3)
@@ -85,6 +88,10 @@ def pair_sum(
         >>> torch.isclose(total, 6 * torch.tensor(-2.0).exp())
         tensor(True)
     """
+    if other is None and skip not in (0, None):
+        raise ValueError(
+            f"of x against itself, skip=0 or None can be left out, got skip={skip}; give x as `other` for other pairs"
+        )
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, function, fast)
     if backend in (None, _TILED):

@@ -265,7 +265,8 @@ class Method(LightningModule):
             return self._plain_values(first, second)
         if self._recorded is None:
             try:
-                self._recorded = record(self._plain_values, self.networks(), first, second)
+                parts = [*self.networks(), self.objective]  # which may have parameters of its own
+                self._recorded = record(self._plain_values, parts, first, second)
             except RuntimeError as error:  # a network that looks at values on the way can't be recorded
                 self.recording = False
                 reason = str(error).strip().splitlines()[0]

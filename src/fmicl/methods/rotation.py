@@ -61,7 +61,7 @@ class Rotation(nn.Module):
         if size != int(size) or size < 1:
             raise ValueError(f"size must be a number of pixels, got size={size!r}")
         self.divergence = finite_at_zero(make_divergence(divergence))
-        self.weight, self.size = weight, size
+        self.weight, self.size = weight, int(size)
         self.head = mlp((features, hidden, hidden, TURNS))
 
     def forward(self, encoder: nn.Module, images: Tensor) -> Tensor:

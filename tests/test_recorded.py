@@ -52,6 +52,9 @@ every_kind = pytest.mark.parametrize(
     [
         {},
         {"divergence": "js", "negatives": "both"},
+        {"shift": "optimal"},
+        {"divergence": "js", "shift": "optimal"},
+        {"method": "moco", "divergence": "pearson", "shift": "optimal"},
         {"multiplicity": 4},
         {"objective": "infonce"},
         {"objective": "align_uniform"},

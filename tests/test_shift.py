@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import fmicl
-from fmicl import functional
+from fmicl import functional, kernels
 from fmicl.kernels.contract import PairFunction
-from fmicl.shift import optimal_shift
+from fmicl.shift import optimal_shift, shift_of_counts
 from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
 
 
@@ -148,3 +148,69 @@ def test_in_float32() -> None:
     for name in NAMES:
         loss = fmicl.FMICLLoss(name, shift="optimal")
         torch.testing.assert_close(loss(x, y).double(), loss(x.double(), y.double()), rtol=1e-4, atol=1e-4)
+
+
+# ---- where no value can be looked at
+
+
+@pytest.mark.parametrize(("similarity", "spread"), [("gaussian", 0.06), ("gaussian", 0.4), ("cosine", 0.25)])
+@pytest.mark.parametrize("alpha", [1.0, 40.0])
+@pytest.mark.parametrize("gamma", [1.0, 10.0])
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_counts_give_the_shift_too(name: str, gamma: float, alpha: float, spread: float, similarity: str) -> None:
+    critic = functional.make_similarity(similarity, gamma).critic(fmicl.divergence(name), 256)
+    cosines = (spread * torch.randn(5_000, generator=torch.Generator().manual_seed(0), dtype=F64)).clamp(-1, 1)
+    scores = critic.score(critic.z(cosines))
+
+    def cost(v: float) -> float:
+        return v + alpha * float(critic.divergence.conjugate(scores - v).mean())
+
+    exact = optimal_shift(critic, alpha, lambda function: function.penalty(critic.z(cosines)).mean())
+    found = float(shift_of_counts(critic, alpha, torch.histc(cosines, 8192, -1, 1)))
+    assert found >= exact - 1e-9 * (1 + abs(exact))  # on the side where no pair leaves the domain
+    size, part = 1 + abs(cost(exact)), 2 / 8192
+    # T may change by a factor e^(2 gamma part) within a part
+    assert cost(exact) - 1e-9 * size <= cost(found) <= cost(exact) + 2 * gamma * part * size
+    if alpha == 40.0 and gamma == 1.0:  # as in training
+        assert cost(found) == pytest.approx(cost(exact), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [name for name in CERTIFIED if name != "kl"])
+def test_while_a_graph_is_recorded_the_loss_is_nearly_the_same(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = batch(32, 16, dtype=torch.float32)
+    explicit = [queue(24, 16).float()] if mode == "explicit" else []
+    negatives = "anchor" if mode == "explicit" else mode
+    loss = fmicl.FMICLLoss(name, shift="optimal", negatives=negatives)  # type: ignore[arg-type]
+
+    def both() -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        value = loss(leaf, y, *explicit)
+        (slope,) = torch.autograd.grad(value, leaf)
+        return value.detach(), slope
+
+    exact, wanted = both()
+    monkeypatch.setattr(functional, "recording", lambda _: True)
+    monkeypatch.setattr(functional, "optimal_shift", lambda *_, **__: pytest.fail("it looks at values"))
+    seen, found = both()
+    torch.testing.assert_close(seen, exact, rtol=1e-5, atol=1e-5)
+    assert float((found - wanted).norm()) < 5e-3 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("skip", [None, 0, 2, -3])
+def test_cosines_are_counted_tile_by_tile_without_those_left_out(
+    skip: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fmicl.kernels import tiled
+
+    monkeypatch.setattr(tiled, "_CPU_TILE", 4)
+    x, y = (unit(value) for value in batch(11, 3))
+    products = (x @ y.T).clamp(-1, 1)
+    if skip is not None:
+        row, column = torch.meshgrid(torch.arange(11), torch.arange(11), indexing="ij")
+        products = products[column != row + skip]
+    assert torch.equal(kernels.count_cosines(x, y, skip, bins=8), torch.histc(products, 8, -1, 1))
+    itself = kernels.count_cosines(x, None, 0, bins=2)
+    assert int(itself.sum()) == 11 * 10

@@ -29,9 +29,9 @@ from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.kernels import Square
 from fmicl.kernels.transforms import in_transforms
-from fmicl.numerics import normalise
+from fmicl.numerics import normalise, recording
 from fmicl.pairs import Options, Pairs
-from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift
+from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift, shift_of_counts
 from fmicl.similarities import Cosine, Critic, Gaussian, Similarity
 
 __all__ = [
@@ -193,7 +193,12 @@ def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["o
             f"shift='optimal' goes through torch.func with {KL.name} alone, got {critic.divergence.name}: its v is "
             "found by looking at numbers. torch.autograd will do for a first derivative"
         )
-    v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)
+    v: float | Tensor
+    if recording(pairs.x) and pairs.world.size == 1:
+        v = shift_of_counts(critic, alpha, pairs.count_cosines())
+        v = v.to(pairs.dtype)
+    else:
+        v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)
     uniformity = v + alpha * pairs.mean(ShiftedCritic(critic, v))
     why = f"the gradient of shift='optimal' holds v fixed; only {KL.name} has it in closed form"
     return Terms(alignment, differentiable_once(uniformity, why))

@@ -215,6 +215,12 @@ class Pairs:
         """The mean of a function over all negatives of all processes, the same on each."""
         return kernels.all_sum(self.mean(function), self.world) / self.world.size
 
+    def count_cosines(self) -> Tensor:
+        """How many negatives of this process have their inner product in each of equal parts of [-1, 1]: (bins,)."""
+        return torch.stack(
+            [block.weight * kernels.count_cosines(block.rows, block.columns, block.skip) for block in self.blocks]
+        ).sum(dim=0)
+
     def log_mean_exp(self, scale: float) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.
 

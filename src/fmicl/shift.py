@@ -20,7 +20,10 @@ from torch import Tensor
 from fmicl.kernels.contract import PairFunction
 from fmicl.similarities import Critic
 
-__all__ = ["ShiftedCritic", "differentiable_once", "optimal_shift"]
+__all__ = ["ShiftedCritic", "differentiable_once", "optimal_shift", "shift_of_counts"]
+
+_CANDIDATES, _ROUNDS = 64, 12  # of the range, 64^12 parts: it may be as wide as e^40
+_ABOVE = 1e-6  # how far an inner product may lie above its part, by rounding
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ShiftedCritic:
     """The cost f*(T(z) - v) of a negative pair, with v held fixed."""
 
     critic: Critic
-    v: float
+    v: float | Tensor
 
     @property
     def offset(self) -> float:
@@ -81,20 +84,11 @@ def optimal_shift(
     Raises:
         ValueError: if no finite v is optimal, as for an f whose f' never takes the value f'(1 / alpha).
     """
+    target, (low, v, high) = _range(critic, alpha)
 
     def derivative(u: float) -> float:
         return float(critic.divergence.derivative(torch.tensor(u, dtype=torch.float64)))
 
-    # If every T were t, v = t - f'(1 / alpha). As (f*)' increases, the true v lies between the least and the
-    # largest of these, and T between its values at c = -1 and c = 1. Double precision: T may be as large as e^80.
-    places = [critic.offset - critic.scale, critic.offset, critic.offset + critic.scale]
-    target = derivative(1 / alpha)
-    low, v, high = (float(t) - target for t in critic.score(torch.tensor(places, dtype=torch.float64)))
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(
-            f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={alpha:g}; "
-            f"T lies between {low + target:g} and {high + target:g}"
-        )
     # The mean of T - v in the sense of (f*)', f'(E_neg[(f*)'(T - v)]), is f'(1 / alpha) at the optimum. In v it is
     # nearly a straight line of slope -1 (if all T were alike, and for KL, exactly): the secant needs few passes.
     points: list[tuple[float, float]] = []
@@ -117,6 +111,71 @@ def optimal_shift(
         last, before_last = abs(step), last
         v += step
     return high  # where f* is finite for every pair; at the lower end one may lie above its domain
+
+
+@torch.no_grad()
+def shift_of_counts(critic: Critic, alpha: float, counts: Tensor) -> Tensor:
+    """That v from how many negatives have their c in each of equal parts of [-1, 1], without a look at any value.
+
+    A CUDA graph that is being recorded has no other way: Python can't know there when a search has ended. Every c is
+    taken for the upper end of its part, so v is a little too large: that leaves every pair in the domain of f*, and as
+    any v does, it gives a lower bound, which at its maximum is off by about the square of what v is.
+
+    Args:
+        critic: gives T and f*.
+        alpha: weight of the negative term.
+        counts: (parts,), float64.
+
+    Returns:
+        v, a float64 scalar on their device.
+
+    Raises:
+        ValueError: as `optimal_shift`.
+
+    Example:
+        >>> import fmicl
+        >>> critic = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("js"), d=3)
+        >>> right_angles = critic.z(torch.zeros(6, dtype=torch.float64))
+        >>> exact = optimal_shift(critic, 40.0, lambda function: function.penalty(right_angles).mean())
+        >>> counts = torch.histc(torch.zeros(6, dtype=torch.float64), 1000, -1, 1)
+        >>> round(float(shift_of_counts(critic, 40.0, counts)) - exact, 3)
+        0.004
+    """
+    _, (low, _, high) = _range(critic, alpha)
+    parts, device = len(counts), counts.device
+    ends = torch.linspace(-1, 1, parts + 1, dtype=torch.float64, device=device)[1:] + _ABOVE
+    scores, share = critic.score(critic.z(ends)), counts / counts.sum()
+    steps = torch.linspace(0, 1, _CANDIDATES, dtype=torch.float64, device=device)
+    start, end = (torch.full((), value, dtype=torch.float64, device=device) for value in (low, high))
+    for _ in range(_ROUNDS):
+        v = torch.lerp(start, end, steps)
+        ratios = critic.divergence.conjugate_derivative(scores - v[:, None])
+        attained = torch.where(share > 0, share * ratios, 0.0).sum(dim=1)
+        # It falls with v: the first v at which it is enough, and the one before. At the end of the range it always is.
+        enough = torch.cat([(alpha * attained <= 1)[:-1], steps[-1:] > 0])
+        place = enough.to(torch.int32).argmax(dim=0, keepdim=True)
+        start, end = (v.gather(0, index.clamp(min=0)).squeeze(0) for index in (place - 1, place))
+    return end
+
+
+def _range(critic: Critic, alpha: float) -> tuple[float, tuple[float, float, float]]:
+    """f'(1 / alpha), and where v may lie: its least value, that of negatives at right angles, and its largest.
+
+    If every T were t, v would be t - f'(1 / alpha). As (f*)' increases, the true v lies between the least and the
+    largest of these, and T between its values at c = -1 and c = 1. Double precision: T may be as large as e^80.
+
+    Raises:
+        ValueError: no finite v is optimal.
+    """
+    places = [critic.offset - critic.scale, critic.offset, critic.offset + critic.scale]
+    target = float(critic.divergence.derivative(torch.tensor(1 / alpha, dtype=torch.float64)))
+    low, v, high = (float(t) - target for t in critic.score(torch.tensor(places, dtype=torch.float64)))
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(
+            f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={alpha:g}; "
+            f"T lies between {low + target:g} and {high + target:g}"
+        )
+    return target, (low, v, high)
 
 
 def _secant(points: list[tuple[float, float]]) -> float:

@@ -38,6 +38,7 @@ __all__ = [
     "all_logsumexp",
     "all_sum",
     "apart",
+    "count_cosines",
     "onto_sphere",
     "pair_sum",
     "require_kernel",
@@ -137,6 +138,27 @@ def row_logsumexp(
         columns = gather_differentiably(x if other is None else other, world)
         return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first, paired)
     return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
+
+
+def count_cosines(x: Tensor, other: Tensor | None, skip: int | None = None, bins: int = 8192) -> Tensor:
+    """How many inner products x_i.o_j of this process lie in each of so many parts of [-1, 1]; without a gradient.
+
+    Args:
+        x: unit rows, (N, d).
+        other: unit columns, (M, d); None is x itself.
+        skip: leave out the pairs j = i + skip.
+        bins: how many parts.
+
+    Returns:
+        (bins,), float64.
+
+    Example:
+        >>> import torch
+        >>> count_cosines(torch.eye(3), None, skip=0, bins=3)       # six pairs at 0
+        tensor([0., 6., 0.], dtype=torch.float64)
+    """
+    x, columns = widened(x.detach()), widened((x if other is None else other).detach())
+    return tiled.count_cosines(x, columns, skip, bins)
 
 
 def sphere_suits(x: Tensor, y: Tensor, kernel: Kernel) -> bool:

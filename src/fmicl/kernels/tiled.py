@@ -19,6 +19,7 @@ from fmicl.kernels.contract import Normaliser, PairFunction
 from fmicl.numerics import exact_matmul
 
 __all__ = [
+    "count_cosines",
     "logsumexp_both",
     "logsumexp_gradient",
     "logsumexp_kept",
@@ -178,6 +179,25 @@ def _evaluate(
             for skipped in _left_out(values, skip, row, column):
                 skipped.zero_()
     return penalty.sum(), slope
+
+
+@_exactly
+def count_cosines(x: Tensor, columns: Tensor, skip: int | None, bins: int) -> Tensor:
+    """How many inner products x_i.o_j lie in each of so many parts of [-1, 1]: (bins,), float64.
+
+    Nothing is looked at on the CPU, so it may stand inside a CUDA graph that is being recorded.
+    """
+    x, columns = x.contiguous(), columns.contiguous()
+    tile = _tile(x)
+    tiles = _Tiles(x, columns, 0.0, 1.0)
+    counts = _zero(x).expand(bins).clone()
+    for i, i_end in _spans(len(x), tile):
+        for j, j_end in _spans(len(columns), tile):
+            cosines = tiles(x[i:i_end], columns[j:j_end]).clamp_(-1, 1)
+            for skipped in _left_out(cosines, skip, i, j):
+                skipped.fill_(2.0)  # in none of the parts
+            counts += torch.histc(cosines, bins, -1, 1)
+    return counts
 
 
 @_exactly

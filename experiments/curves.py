@@ -118,6 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
             drawn = options.out.read_text(encoding="utf-8")
             if described(runs) not in drawn:
                 print(f"{options.out} is out of date: run python experiments/curves.py", file=sys.stderr)
+            else:
+                print(f"{options.out} is of the records")
             return int(described(runs) not in drawn)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         picture = draw(runs)

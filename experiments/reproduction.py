@@ -345,6 +345,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.check:
         if before != after:
             print(f"{options.page} is out of date: run python experiments/reproduction.py", file=sys.stderr)
+        else:
+            print(f"{options.page} says what the records say")
         return int(before != after)
     if before != after:
         options.page.write_text(after, encoding="utf-8")

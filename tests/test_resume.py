@@ -403,3 +403,16 @@ def test_a_damaged_checkpoint_says_so(tmp_path: Path) -> None:
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"last\.ckpt can't be read"):
         train(digits(epochs=1), out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_that_begins_where_it_was_to_go_on_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = small("digits", None, epochs=1, baselines=False, monitor_every=0)
+    run = train(recipe, out=tmp_path / "typo", resume=True)
+    assert run is not None
+    assert "typo: there was no run to go on with, so it starts from the beginning" in capsys.readouterr().out
+    run.checkpoint.unlink()
+    for left in (run.results, run.encoder_config):
+        left.unlink(missing_ok=True)
+    train(recipe, out=tmp_path / "typo", resume=True)
+    assert "typo: it has no checkpoint yet, so it starts from the beginning" in capsys.readouterr().out

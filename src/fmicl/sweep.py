@@ -232,7 +232,10 @@ class Sweep:
         self.folder.mkdir(parents=True, exist_ok=True)
         display = Display(f"{self.name} in {self.folder}", live=live)
         done = sum(run.state == "finished" for run in self.runs)
-        display.say(f"sweep of {len(self.runs)} runs in {self.folder}" + (f"; {done} finished before" if done else ""))
+        display.say(
+            f"sweep of {len(self.runs)} run{'s' * (len(self.runs) > 1)} in {self.folder}"
+            + (f"; {done} finished before" if done else "")
+        )
         with self._signals(), display:
             try:
                 self.save()

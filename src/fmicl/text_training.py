@@ -39,6 +39,7 @@ from fmicl.text_models import (
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 from fmicl.text_results import evaluate_text, note_scores, stsb_scorer
 from fmicl.training import (
+    beginning,
     check_fits,
     check_same,
     describe,
@@ -114,7 +115,7 @@ def train_text(
         run = None
         if processes.rank == 0:
             run = held.enter_context(open_folder(recipe, name, out, old, str(device), data, changed))
-            say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
+            say(beginning(run, old, resume))
             say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
             if not makes_views(encoder):
                 say(

@@ -93,7 +93,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         run = None
         if processes.rank == 0:
             run = held.enter_context(open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed))
-            say(f"{'going on in' if run.checkpoint.exists() else 'run folder'} {run.path}")
+            say(beginning(run, old, resume))
             say(described(splits))
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
@@ -151,6 +151,16 @@ def check_fits(
     """
     if device.type == "cpu" and not _compiled(recipe, device):
         check_memory(recipe, method, views, processes, half=resolve_precision(recipe, device) == "bf16-mixed")
+
+
+def beginning(run: Run, old: Run | None, resume: bool) -> str:
+    """In words, whether a run goes on or begins, and why it begins where it was to go on."""
+    if run.checkpoint.exists():
+        return f"going on in {run.path}"
+    if not resume:
+        return f"run folder {run.path}"
+    why = "there was no run to go on with" if old is None else "it has no checkpoint yet"
+    return f"run folder {run.path}: {why}, so it starts from the beginning"
 
 
 @contextlib.contextmanager

@@ -62,8 +62,8 @@ def wake_gpu(settings: Settings) -> threading.Thread | None:
 
 
 def _wake() -> None:
-    import torch
+    with contextlib.suppress(Exception):  # whoever needs the GPU will say what is wrong; Python may be ending
+        import torch
 
-    with contextlib.suppress(Exception):  # whoever needs the GPU will say what is wrong with it
         if torch.cuda.is_available():
             torch.zeros(1, device="cuda")

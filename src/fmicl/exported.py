@@ -59,14 +59,17 @@ class EncoderConfig:
 
 def export(run: Run, encoder: nn.Module, projection: nn.Module, config: EncoderConfig) -> None:
     """Write encoder and projection head as safetensors, with encoder.json beside them."""
-    write_whole(run.encoder, lambda path: save_file(_plain(encoder), path))
-    write_whole(run.projection, lambda path: save_file(_plain(projection), path))
+    write_whole(run.encoder, lambda path: save_file(plain_weights(encoder), path))
+    write_whole(run.projection, lambda path: save_file(plain_weights(projection), path))
     write_json(run.encoder_config, asdict(config))
 
 
-def _plain(module: nn.Module) -> dict[str, Tensor]:
-    # safetensors wants each tensor dense in the order of its dimensions, which channels_last ones are not, and in
-    # memory of its own, which a weight that two layers share is not: it is written twice.
+def plain_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers as safetensors takes them.
+
+    Each is dense in the order of its dimensions, which channels_last ones are not, and in memory of its own on the CPU,
+    which a weight that two layers share is not: it is there twice.
+    """
     plain = torch.contiguous_format
     return {name: tensor.detach().cpu().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
 

@@ -28,8 +28,8 @@ from fmicl.checks import Negatives, require_positive, require_power, require_shi
 from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.kernels import Square
-from fmicl.kernels.transforms import in_transforms
-from fmicl.numerics import normalise, recording
+from fmicl.kernels.transforms import in_transforms, recording
+from fmicl.numerics import normalise
 from fmicl.pairs import Options, Pairs
 from fmicl.shift import ShiftedCritic, differentiable_once, optimal_shift, shift_of_counts
 from fmicl.similarities import Cosine, Critic, Gaussian, Similarity
@@ -195,8 +195,7 @@ def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["o
         )
     v: float | Tensor
     if recording(pairs.x) and pairs.world.size == 1:
-        v = shift_of_counts(critic, alpha, pairs.count_cosines())
-        v = v.to(pairs.dtype)
+        v = shift_of_counts(critic, alpha, pairs.count_cosines()).to(pairs.dtype)
     else:
         v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)
     uniformity = v + alpha * pairs.mean(ShiftedCritic(critic, v))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["exact_matmul", "normalise", "recording", "widened"]
+__all__ = ["exact_matmul", "normalise", "widened"]
 
 _LOCK = threading.Lock()
 _WITHIN: dict[str, tuple[int, str]] = {}  # by kind of device: how many are within, and what was set before the first
@@ -67,16 +67,6 @@ def normalise(x: Tensor) -> Tensor:
     x = x / torch.where(largest > 0, largest, 1.0)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)
-
-
-def recording(x: Tensor) -> bool:
-    """Whether what is done to x now goes into a CUDA graph, so that no value can be looked at.
-
-    Example:
-        >>> recording(torch.zeros(1))
-        False
-    """
-    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def widened(x: Tensor) -> Tensor:

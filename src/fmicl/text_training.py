@@ -21,6 +21,7 @@ from fmicl import how_to_install
 from fmicl.building import method_options, optimisation_of
 from fmicl.callbacks import COLUMNS, Guard, Recorder
 from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
+from fmicl.exported import plain_weights
 from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
 from fmicl.objectives import build_objective, collapse_advice
@@ -191,7 +192,7 @@ def build_text_method(recipe: TextRecipe, encoder: SentenceEncoder, batches_per_
 
 def export_text(run: Run, encoder: SentenceEncoder, projection: nn.Module, tokenizer: Tokenizer, length: int) -> None:
     """Write RUN/sentence_transformer, and what makes RUN itself one; the head, if there is one, as safetensors."""
-    head = {name: tensor.detach().cpu().contiguous() for name, tensor in projection.state_dict().items()}
+    head = plain_weights(projection)
     if head:
         write_whole(run.projection, lambda path: save_file(head, path))
     save_sentence_encoder(encoder, tokenizer, length, run.sentence_transformer)

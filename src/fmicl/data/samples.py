@@ -60,9 +60,9 @@ class ArraySamples:
         return len(self.images)
 
     def to(self, device: torch.device | str) -> ArraySamples:
-        """The same samples on another device; there their images are dense, each after the other."""
+        """The same samples on another device; on a GPU their images are dense, as the kernel of views reads them."""
         images = self.images.to(device)
-        if images.device.type != "cpu":  # where a copy may not fit, and nothing is gained by one
+        if images.device.type != "cpu":
             images = images.contiguous()
         return ArraySamples(images, None if self.labels is None else self.labels.to(device))
 

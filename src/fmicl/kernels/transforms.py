@@ -1,11 +1,11 @@
-"""Whether torch.func, or several gradients at once, go through a computation; torch has no public names for it."""
+"""What goes through a computation: torch.func, several gradients at once, or the recording of a CUDA graph."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["in_transforms", "is_batched"]
+__all__ = ["in_transforms", "is_batched", "recording"]
 
 
 def in_transforms() -> bool:
@@ -30,3 +30,13 @@ def is_batched(gradient: Tensor) -> bool:
     # torch has two kinds of them, and no public name for either
     keys, parse = torch._C._dispatch_keys(gradient), torch._C._parse_dispatch_key
     return any(keys.has(kind) for kind in (parse("Batched"), parse("FuncTorchBatched")) if kind is not None)
+
+
+def recording(x: Tensor) -> bool:
+    """Whether what is done to x now goes into a CUDA graph, so that no value can be looked at.
+
+    Example:
+        >>> recording(torch.zeros(1))
+        False
+    """
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()

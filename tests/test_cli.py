@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import subprocess
@@ -12,24 +13,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tyro
 
 import fmicl
 from fmicl import cli, runs, tables
+from fmicl.fields import leaves
 from fmicl.recipes import RECIPES, Entry, Recipe
 from fmicl.settings import Settings
 from fmicl.text_recipes import TEXT_RECIPES, TextRecipe
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "200"}
+def run(*arguments: str, columns: int = 200) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": str(columns)}
     return subprocess.run(
         [sys.executable, "-m", "fmicl.cli", *arguments], capture_output=True, text=True, timeout=120, env=environment
     )
 
 
 def parse(*arguments: str) -> Any:
-    return tyro.cli(cli._COMMANDS, args=arguments)
+    return cli._parse(arguments)
 
 
 def test_help_answers_within_half_a_second() -> None:
@@ -155,6 +156,49 @@ def test_every_field_of_a_recipe_is_an_option() -> None:
         assert f"--{name.replace('_', '-')}" in text, name
 
 
+def words_of(shown: str) -> str:
+    return " ".join(shown.replace("│", " ").split())
+
+
+def test_the_words_on_an_option_flow_into_full_lines() -> None:
+    """A line ends where the next word has no room, not where a line of the docstring does."""
+    shown = run("train", "digits", "--help", columns=80).stdout
+    indent = "│ " + " " * 20
+    pairs = [pair for pair in itertools.pairwise(shown.splitlines()) if all(x.startswith(indent) for x in pair)]
+    assert len(pairs) > 50
+    for line, after in pairs:
+        room = 78 - len(line.rstrip("│ "))  # within the frame
+        assert room <= len(after.strip("│ ").split()[0]), line
+    for leaf in leaves(Recipe):
+        assert leaf.help in words_of(shown), leaf.name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        ("train images --divergance js", "--divergence STR"),
+        ("sweep images --divergance js", "--divergence [STR"),
+        ("train wikipedia --modle x", "--model STR"),
+        ("evaluate RUN --jsno x", "--json"),
+        ("embed RUN photos -o x.csv --batchsize 3", "--batch-size"),
+    ],
+)
+def test_a_misspelt_option_is_told_the_one_that_was_meant_and_no_other_recipe(
+    arguments: str, option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as exit_code:
+        cli.main(arguments.split())
+    assert exit_code.value.code == 2
+    said = words_of(capsys.readouterr().err)
+    assert f"Perhaps you meant: {option}" in said
+    verb, name = arguments.split()[:2]
+    command = f"{verb} {name}" if verb in ("train", "sweep") else verb
+    assert said.rstrip(" ╰─╯").endswith(f"run fmicl {command} --help")
+    assert said.count("--help") == 1, "of no other command"
+    assert "cifar10" not in said
+
+
 def test_options_override_the_recipe() -> None:
     command = parse(
         *[
@@ -185,7 +229,7 @@ def test_options_override_the_recipe() -> None:
             "--out",
             "RUN",
         ],
-    ).command
+    )
     recipe = RECIPES["cifar10"].recipe
     assert command.recipe == dataclasses.replace(
         recipe, divergence="js", epochs=200, data_dir=Path("DIR"), method="moco", objective="infonce",
@@ -196,15 +240,16 @@ def test_options_override_the_recipe() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_without_options_is_itself(name: str) -> None:
-    command = parse("train", name).command
+    command = parse("train", name)
     assert command.recipe == RECIPES[name].recipe
     assert command.name == name
 
 
-def test_a_text_recipe_and_its_options() -> None:
-    assert parse("train", "wikipedia").command.recipe == TEXT_RECIPES["wikipedia"].recipe
+def test_a_text_recipe_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where there is no run to resume
+    assert parse("train", "wikipedia").recipe == TEXT_RECIPES["wikipedia"].recipe
     options = ["--data", "wiki.txt", "--model", "roberta-base", "--objective", "infonce", "--pooling", "mean"]
-    command = parse("train", "wikipedia", *options, "--sts", "DIR", "--resume").command
+    command = parse("train", "wikipedia", *options, "--sts", "DIR", "--resume")
     assert command.recipe == TextRecipe(
         data=Path("wiki.txt"), model="roberta-base", objective="infonce", pooling="mean", sts=Path("DIR")
     )
@@ -227,7 +272,7 @@ def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
         assert (command.recipe, command.name, command.resume, command.out) == (recipe, name, True, folder)
         command = cli._parse(["train", name, "--seed", "5", *options, "--epochs", "7"])
         assert command.recipe == dataclasses.replace(recipe, seed=5, epochs=7)
-        assert cli._parse(["train", name]).command.recipe == (RECIPES | TEXT_RECIPES)[name].recipe
+        assert cli._parse(["train", name]).recipe == (RECIPES | TEXT_RECIPES)[name].recipe
 
 
 def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,15 +284,73 @@ def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.C
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "where", "why"),
+    [
+        ("images", "of images in {}/runs", "images (any folder of images, with or without class subfolders) is read"),
+        ("images --out new/run", "in new/run", "images (any folder of images, with or without class subfolders) is"),
+        ("digits --data-dir /nowhere --dataset images", "of digits in {}/runs", "there is no folder /nowhere"),
+        ("wikipedia", "of wikipedia in {}/runs", "which text to train on is not said"),
+    ],
+)
+def test_a_resume_that_finds_no_run_and_can_begin_none_says_both(
+    arguments: str,
+    where: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *arguments.split(), "--resume"]) == 2
+    words = f"there is no run {where.format(tmp_path)} to go on with, and none can be begun: {why}"
+    assert capsys.readouterr().err.startswith(f"fmicl: error: {words}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs.write_settings(runs.new_run("images"), "images", RECIPES["images"].recipe, "cpu")
+    assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train digits --out FILE", "{}/FILE is a file, and no folder to write into: take another --out"),
+        ("train digits --out FILE/run", "{}/FILE is a file, and no folder to write into: take another --out"),
+        ("sweep digits --out FILE/sweep", "{}/FILE is a file, and no folder to write into: take another --out"),
+        ("train digits --out FILE --resume", "FILE is a file, not the folder of a run to resume"),
+        ("evaluate FILE", "FILE is a file, not the folder of a run"),
+        ("report FILE", "FILE is a file, not the folder of a run"),
+        ("embed RUN one.jpg -o x.npz", "one.jpg is one image: name its folder, of which all images are embedded"),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_one_line(
+    arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("FILE", "one.jpg"):
+        (tmp_path / name).write_text("")
+    runs.write_settings(runs.new_run("digits", Path("RUN")), "digits", RECIPES["digits"].recipe, "cpu")
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(arguments.split()) == 2
+    assert capsys.readouterr().err == f"fmicl: error: {words.format(tmp_path)}\n"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_home_is_home_in_every_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     home = tmp_path
     command = cli._parse(["train", "wikipedia", "--out", "~/run", "--data=~/a.txt", "--sts", "~/sts", "--model", "~/m"])
-    assert (command.command.out, command.command.recipe.data) == (home / "run", home / "a.txt")
-    assert (command.command.recipe.sts, command.command.recipe.model) == (home / "sts", str(home / "m"))
+    assert (command.out, command.recipe.data) == (home / "run", home / "a.txt")
+    assert (command.recipe.sts, command.recipe.model) == (home / "sts", str(home / "m"))
     command = cli._parse(["sweep", "images", "--data-dir", "~/a", "~/b", "--out", "~/s", "--case", "x", "data_dir=~/c"])
-    assert command.command.grid.data_dir == (home / "a", home / "b")
-    assert (command.command.sweep.out, command.command.sweep.case) == (home / "s", (("x", f"data_dir={home}/c"),))
+    assert command.grid.data_dir == (home / "a", home / "b")
+    assert (command.sweep.out, command.sweep.case) == (home / "s", (("x", f"data_dir={home}/c"),))
     command = cli._parse(["embed", "~/run", "~", "-o", "~/x.csv"])
     assert (command.run, command.source, command.output) == (home / "run", home, home / "x.csv")
     assert cli._parse(["embed", "a~", "b/~/c", "-o", "x=y.csv"]).source == Path("b/~/c")

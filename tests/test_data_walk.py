@@ -44,6 +44,21 @@ def test_figures_of_runs_are_no_data_and_no_class(tmp_path: Path, beside: str) -
     assert splits.skipped == ()
 
 
+def test_a_run_among_a_classs_images_is_left_out_and_the_class_is_not(tmp_path: Path) -> None:
+    make_classes(tmp_path, {"cats": 4, "dogs": 4})
+    for name in ("cats/run1", "cats/run2", "dogs/runs/images-001", "dogs/runs/images-002"):
+        make_run(tmp_path / name, "metrics.csv")
+    write_image(tmp_path / "dogs" / "small" / "old" / "0.png")
+    make_run(tmp_path / "dogs" / "small" / "run3", "metrics.csv")  # beside a folder of images, not beside images
+    with pytest.warns(UserWarning, match="not looked into and are skipped"):
+        samples, left_out = find_images(tmp_path)
+    assert len(samples) == 9
+    assert {x.path.relative_to(tmp_path).as_posix(): x.reason for x in left_out} == {
+        "cats/run1": "holds a run of fmicl", "cats/run2": "holds a run of fmicl",
+        "dogs/runs": "holds 2 runs of fmicl", "dogs/small/run3": "holds a run of fmicl",
+    }  # fmt: skip
+
+
 def test_settings_alone_make_no_run(tmp_path: Path) -> None:
     make_run(tmp_path / "camera")
     write_image(tmp_path / "a.png")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import fmicl
-from fmicl import theory
+from fmicl import functional, theory
 from fmicl.divergences import Divergence
 from fmicl.divergences.catalogue import KL
 from fmicl.estimators import f_mutual_information, variational_bound
@@ -91,6 +94,81 @@ def test_total_variation_has_a_tight_bound() -> None:
         kind, scores, scores, joint_weights=joint, independent_weights=torch.full((2, 2), 0.25, dtype=F64)
     )
     assert float(bound) == pytest.approx(float(f_mutual_information(joint, kind))) == pytest.approx(0.3)
+
+
+STRAIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "total variation": lambda u: (u - 1).abs() / 2,
+    "hockey-stick": lambda u: (u - 2).clamp(min=0.0),
+    "nothing": lambda u: 0 * u,
+}
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_an_f_of_straight_pieces_is_known_as_one(name: str) -> None:
+    kind = Divergence.from_generator(STRAIGHT[name], name=name)
+    assert kind.straight
+    assert kind.weighted(3.0).straight
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_f_with_a_curve_is_not_straight(name: str) -> None:
+    for kind in (fmicl.divergence(name), mine(name)):
+        assert not kind.straight
+        assert not kind.weighted(3.0).straight
+
+
+def test_an_f_that_is_curved_in_some_place_is_not_straight() -> None:
+    assert not Divergence.from_generator(lambda u: torch.where(u > 1, (u - 1) ** 2, 0 * u)).straight
+    assert not Divergence.from_generator(lambda u: 1e-6 * u * u.log()).straight
+
+
+@pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_straight_pieces_make_no_loss_but_an_information(name: str, similarity: Literal["gaussian", "cosine"]) -> None:
+    kind = Divergence.from_generator(STRAIGHT[name], name=name)
+    words = rf"{name}: f is made of straight pieces .* no gradient to learn by; .*f_mutual_information takes it"
+    for of in (kind, kind.weighted(2.0)):
+        with pytest.raises(ValueError, match=r"f is made of straight pieces"):
+            fmicl.FMICLLoss(of, similarity=similarity)
+    with pytest.raises(ValueError, match=words):
+        functional.fmicl_loss(*batch(), kind, similarity=similarity)
+    joint = torch.tensor([[0.4, 0.1], [0.1, 0.4]], dtype=F64)
+    ratios = joint / 0.25
+    assert float(f_mutual_information(joint, kind)) == pytest.approx(float(STRAIGHT[name](ratios).mean()))
+
+
+def test_straight_pieces_push_nothing() -> None:
+    kind = Divergence.from_generator(STRAIGHT["total variation"], name="tv")
+    with pytest.raises(ValueError, match="tv: f is made of straight pieces, so that no pair pushes or pulls"):
+        theory.push(kind)
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+def test_an_f_of_numpys_is_told_what_to_take_instead() -> None:
+    words = r"mine: f must be made of torch operations, which can be differentiated \(torch\.log, not numpy's or math's"
+    for f in (lambda u: u * np.log(u), lambda u: u * torch.from_numpy(np.log(u.numpy()))):
+        with pytest.raises(TypeError, match=words):
+            Divergence.from_generator(f, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("f", "value"),
+    [(lambda u: (u - 1) / (u - 1), "nan"), (lambda u: (u - 1).log(), "-inf"), (lambda u: 1 / (u - 1), "inf")],
+)
+def test_an_f_without_a_value_at_one_is_told_so(f: Callable[[Tensor], Tensor], value: str) -> None:
+    with pytest.raises(ValueError, match=rf"mine: f\(1\) must be 0, but f has no value \({value}\) at u = 1$"):
+        Divergence.from_generator(f, name="mine")
+
+
+def own_f(u: Tensor) -> Tensor:
+    return u * u.log()
+
+
+def test_it_shows_the_function_that_it_was_made_of() -> None:
+    assert repr(Divergence.from_generator(own_f, name="mine")) == "Divergence.from_generator(own_f, name='mine')"
+    assert repr(mine("kl")) == "Divergence.from_generator(Divergence.f, name='mine')"
+    assert repr(Divergence.from_generator(functools.partial(own_f))).startswith("Divergence.from_generator(partial, ")
+    assert "<function" not in repr(Divergence.from_generator(lambda u: u * u.log()).weighted(2.0))
 
 
 class Concave(KL):

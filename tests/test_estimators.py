@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -138,6 +139,21 @@ def test_logits_in_half_precision_are_widened() -> None:
 def test_labels_are_integers() -> None:
     with pytest.raises(ValueError, match=r"integers, got .* of torch\.float32"):
         label_information("kl", torch.zeros(4, 2), torch.zeros(4))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (-1, 2), (7, 9)])
+def test_labels_are_those_of_the_logits(low: int, high: int) -> None:
+    words = rf"labels must be from 0 to 2, as logits has 3 columns, got some from {low} to {high}"
+    with pytest.raises(ValueError, match=words):
+        label_information("kl", torch.zeros(4, 3), torch.tensor([low, high, high, low]))
+
+
+def test_a_table_is_a_tensor() -> None:
+    table: Any = [[0.5, 0.0], [0.0, 0.5]]
+    with pytest.raises(
+        TypeError, match=r"joint must be a tensor \(X, Y\), got a list: torch\.tensor\(\.\.\.\) makes one"
+    ):
+        f_mutual_information(table, "kl")
 
 
 @pytest.mark.parametrize("shapes", [((4,), (4,)), ((4, 2), (3,)), ((4, 2), (4, 1)), ((0, 2), (0,))])

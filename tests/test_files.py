@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from fmicl import runs
-from fmicl.files import write_whole
+from fmicl.files import check_writable, write_whole
 from fmicl.locks import one_at_a_time
 
 
@@ -57,6 +57,16 @@ def test_without_links_a_new_file_is_written_and_an_old_one_kept(
         write_whole(target, lambda path: path.write_text("other"), overwrite=False)
     assert target.read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
+
+
+def test_a_file_is_no_folder_to_write_into(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "new" / "run"):
+        with pytest.raises(NotADirectoryError, match=r"/file is a file, and no folder to write into: take another"):
+            check_writable(path, "take another --out")
+        with pytest.raises(NotADirectoryError, match=r"/file is a file, and no folder to write into"):
+            runs.new_run("digits", path)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_one_works_while_the_others_wait(tmp_path: Path) -> None:

@@ -242,5 +242,5 @@ def test_the_recipe_for_images_fits_a_machine_of_16_gib() -> None:
 def test_the_command_for_photos_in_the_readme_needs_no_gpu() -> None:
     readme = (Path(__file__).parents[1] / "README.md").read_text()
     (line,) = re.findall(r"^ +fmicl (train images .*?)(?: +#.*)?$", readme, re.MULTILINE)
-    recipe = cli._parse(shlex.split(line)).command.recipe
+    recipe = cli._parse(shlex.split(line)).recipe
     assert need_of_recipe(recipe).of(recipe.batch_size) < 4 * GIB

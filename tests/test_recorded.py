@@ -42,7 +42,7 @@ def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tup
         loss.backward()
         method.on_after_backward()
         optimizer.step()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     assert not faster or (method.recording and method._recorded is not None)
     return losses, method
 
@@ -136,12 +136,14 @@ def test_an_objectives_own_parameters_learn_in_a_recorded_step() -> None:
         torch.manual_seed(0)
         method = build_method(recipe, build_recipe_encoder(recipe), STEPS)
         method.objective = Scaled()
-        method.to(device)
+        optimizer = method.to(device).configure_optimizers()
+        method.optimizers = lambda *_, _own=optimizer, **__: _own  # type: ignore[method-assign]
         if faster:
             method.compile_parts(device)
         images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         (batch,) = ViewStream(ArraySamples(images), recipe.view_pair, 64, seed=0, device=device)
         method.training_step(batch, 0)["loss"].backward()
+        assert not faster or method._recorded is not None
         scale = method.objective.scale.grad
         assert scale is not None
         scales.append(float(scale))

@@ -266,6 +266,8 @@ def test_the_last_error_is_of_the_last_start(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("epoch 1\nfmicl: error: the loss is nan\n")
     assert last_error(log, start, 1) == "the loss is nan"
+    log.write_text("fmicl: error: there is no run in s/kl to go on with, and none can be begun: no images in x\n")
+    assert last_error(log, 0, 2) == "no images in x"  # that there was no run is no news of a sweep's
     log.write_text("ValueError: old\nsome words\n")
     assert last_error(log, start, 1) == "some words"
     assert last_error(tmp_path / "none", 0, 3) == "exit code 3, without a word"

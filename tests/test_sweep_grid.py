@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import tyro
 
 from fmicl import cli
 from fmicl.fields import arguments, leaves
@@ -18,7 +17,7 @@ from sweeps import DIGITS
 
 
 def parse(*words: str) -> Any:
-    return tyro.cli(cli._COMMANDS, args=words).command
+    return cli._parse(words)
 
 
 def test_every_field_of_every_recipe_may_have_several_values() -> None:
@@ -44,7 +43,7 @@ def test_every_field_of_every_recipe_may_have_several_values() -> None:
 
 def test_a_boolean_has_the_flags_of_train() -> None:
     def values(options: str) -> dict[str, Any]:
-        return values_of(cli._parse(["sweep", "digits", *options.split()]).command.grid, DIGITS)
+        return values_of(cli._parse(["sweep", "digits", *options.split()]).grid, DIGITS)
 
     assert values("--no-baselines --no_sync_batchnorm --seed 0 1") == {
         "baselines": (False,), "sync_batchnorm": (False,), "seed": (0, 1),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from fmicl.sweep_table import Display, Progress, read_progress, scores, summarise, time_left
@@ -62,6 +63,47 @@ def test_a_small_terminal_shows_what_happens() -> None:
     assert "run30" in text.getvalue()
     assert "run39" not in text.getvalue()
     assert "4 finished, 1 running, 35 waiting" in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("name", ["kl", "divergence=kl,seed=0", "divergence=squared_hellinger,seed=10"])
+@pytest.mark.parametrize("error", ["", "ValueError: there are no images in a folder of a rather long name"])
+@pytest.mark.parametrize("where", ["", "cpu", "cuda:0", "job 1234567"])
+def test_the_table_fits_the_terminal_with_what_matters_whole(where: str, error: str, name: str, width: int) -> None:
+    rows = [
+        SomeRun(name, "running", Progress(40, 12.0, 1.25, 61.5), 100, where),
+        SomeRun(name, "finished", Progress(100, 2.0, 1.0, 70.0), 100, where, results={"knn": 71.0}),
+        SomeRun(name, "failed", Progress(1, 2.0, 2.0, None), 100, where, error=error),
+        SomeRun(name, "running", Progress(100, 2.0, 1.0, 70.0), 100, where),
+        SomeRun(name, "waiting", Progress(), 100, ""),
+    ]
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, color_system=None, width=width)
+    console.print(Display("digits in x", live=True, console=console).table(rows))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    shown = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    head = next(line for line in lines if "state" in line)
+    assert [cell.strip() for cell in head.strip("┃").split("┃")][:2] == ["run", "state"]
+    assert "…" not in head
+    assert not any("…" in cell for row in shown for cell in row[:-1])
+    for words in ("running", "finished", "failed", "waiting", "40/100", "100/100", "61.50", "71.00"):
+        assert any(words in row for row in shown), words
+    if width >= 80 or len(name) <= 18:
+        assert [row[0] for row in shown] == [name] * len(rows)
+    else:  # on two lines
+        assert "".join(row[0] for row in shown) == name * len(rows)
+    assert not where or any(where[:5] in row[-1] for row in shown)
+
+
+def test_a_wide_terminal_shows_every_column_and_the_whole_error() -> None:
+    error = "ValueError: there are no images in a folder of a rather long name"
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, color_system=None, width=160)
+    row = SomeRun("divergence=kl,seed=0", "failed", Progress(1, 2.0, 2.0, None), error=error)
+    console.print(Display("x", live=True, console=console).table([row]))
+    for words in (error, "s/epoch", "loss", "time left", "2.0000"):
+        assert words in text.getvalue()
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:

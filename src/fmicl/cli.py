@@ -13,14 +13,15 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import tyro
 
+from fmicl.fields import field_words
 from fmicl.grid import SweepOptions, grid_class, grid_of, spell_out_flags
 from fmicl.output import outliving_readers, to_nowhere
 from fmicl.recipes import RECIPES, Entry, Recipe, no_recipe
@@ -87,7 +88,7 @@ def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | 
     from fmicl.runs import ROOT, old_run
     from fmicl.stopping import Stopped, what_is_left
 
-    if not command.resume and not (command.out and command.out.exists()):
+    if not command.resume and not (command.out and command.out.is_dir()):
         check_writable(command.out or ROOT, "take another --out")  # now, and not when the data has been read
     try:
         return train(command.recipe, name=command.name, out=command.out, resume=command.resume)
@@ -95,24 +96,46 @@ def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | 
         raise
     except KeyboardInterrupt:
         raise Stopped(what_is_left(old_run(command.name, command.out) if command.resume else None)) from None
+    except (ValueError, OSError) as error:
+        if not command.resume or old_run(command.name, command.out) is not None:
+            raise
+        where = f"in {command.out}" if command.out else f"of {command.name} in {ROOT.absolute()}"
+        raise ValueError(f"there is no run {where} to go on with, and none can be begun: {error}") from error
 
+
+def _flow(*kinds: Any) -> None:
+    """Let the words on each field flow in ``--help``, where tyro keeps the line breaks of a docstring."""
+    for kind in kinds:
+        hints, words = get_type_hints(kind, include_extras=True), field_words(kind)
+        for name in (option.name for option in fields(kind) if option.name in words):
+            if not any(type(note) is type(tyro.conf.arg()) for note in getattr(hints[name], "__metadata__", ())):
+                kind.__annotations__[name] = Annotated[hints[name], tyro.conf.arg(help=words[name])]
+
+
+_flow(Recipe, TextRecipe, Evaluate, Embed, SweepOptions)
 
 _ENTRIES: list[tuple[Any, Entry[Settings]]] = [
     *((Train, entry) for entry in RECIPES.values()),
     *((TrainText, entry) for entry in TEXT_RECIPES.values()),
 ]
-_Recipe: Any = reduce(
-    or_,
-    (
-        Annotated[
-            kind,
-            tyro.conf.subcommand(
-                entry.name, default=kind(entry.recipe, name=entry.name), description=entry.sentence, prefix_name=False
-            ),
-        ]
-        for kind, entry in _ENTRIES
-    ),
-)
+
+
+def _one_of(commands: Sequence[Any]) -> Any:
+    """Recipes' commands, each a subcommand under the name of its recipe."""
+    return reduce(
+        or_,
+        (
+            Annotated[
+                type(command),
+                tyro.conf.subcommand(entry.name, default=command, description=entry.sentence, prefix_name=False),
+            ]
+            for command, (_, entry) in zip(commands, _ENTRIES, strict=True)
+        ),
+    )
+
+
+_TRAIN = [kind(entry.recipe, name=entry.name) for kind, entry in _ENTRIES]
+_Recipe: Any = _one_of(_TRAIN)
 
 
 @dataclass(frozen=True)
@@ -121,10 +144,6 @@ class TrainCommand:
 
     command: tyro.conf.OmitArgPrefixes[_Recipe]
     """What to train."""
-
-    def __call__(self) -> None:
-        """Run the chosen recipe."""
-        self.command()
 
 
 @dataclass(frozen=True)
@@ -143,17 +162,15 @@ class Sweep:
 
 
 def _sweep_of(entry: Any) -> Any:
-    """The sweep of one recipe, as a subcommand: its own options, and the recipe's fields with several values each."""
-    fields = [("grid", Annotated[grid_class(type(entry.recipe)), tyro.conf.OmitArgPrefixes])]
+    """The sweep of one recipe: its own options, and the recipe's fields with several values each."""
+    grid = [("grid", Annotated[grid_class(type(entry.recipe)), tyro.conf.OmitArgPrefixes])]
     recipe = {"recipe": entry.recipe}  # no field: not an option
-    kind = make_dataclass("Sweep", fields, bases=(Sweep,), namespace=recipe, frozen=True, kw_only=True)
-    default = kind(grid=grid_of(entry.recipe), name=entry.name)
-    return Annotated[
-        kind, tyro.conf.subcommand(entry.name, default=default, description=entry.sentence, prefix_name=False)
-    ]
+    kind = make_dataclass("Sweep", grid, bases=(Sweep,), namespace=recipe, frozen=True, kw_only=True)
+    return kind(grid=grid_of(entry.recipe), name=entry.name)
 
 
-_Grid: Any = reduce(or_, (_sweep_of(entry) for _, entry in _ENTRIES))
+_SWEEP = [_sweep_of(entry) for _, entry in _ENTRIES]
+_Grid: Any = _one_of(_SWEEP)
 
 
 @dataclass(frozen=True)
@@ -163,26 +180,20 @@ class SweepCommand:
     command: tyro.conf.OmitArgPrefixes[_Grid]
     """What to train."""
 
-    def __call__(self) -> int:
-        """Run the sweep of the chosen recipe."""
-        code: int = self.command()
-        return code
 
-
+_OF_RECIPES = {
+    (verb, entry.name): (command, entry.sentence)
+    for verb, commands in (("train", _TRAIN), ("sweep", _SWEEP))
+    for command, (_, entry) in zip(commands, _ENTRIES, strict=True)
+}
+_OF_RUNS = {"evaluate": Evaluate, "embed": Embed, "report": Report}
 _COMMANDS: Any = reduce(
     or_,
     (
         Annotated[command, tyro.conf.subcommand(name, prefix_name=False)]
-        for name, command in (
-            ("train", TrainCommand),
-            ("sweep", SweepCommand),
-            ("evaluate", Evaluate),
-            ("embed", Embed),
-            ("report", Report),
-        )
+        for name, command in {"train": TrainCommand, "sweep": SweepCommand, **_OF_RUNS}.items()
     ),
 )
-
 
 _LONG = (["train"], ["sweep"])
 """What goes on also when nobody reads its output any more."""
@@ -228,18 +239,10 @@ def _parse(words: Sequence[str]) -> Any:
     recipes = [entry.name for _, entry in _ENTRIES]
     if words[:1] in _LONG and len(words) > 1 and words[1] not in recipes and words[1][:1] != "-":
         raise no_recipe(words[1], recipes)
-    resumed = _resumed(words)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            if resumed is not None:
-                return tyro.cli(type(resumed), default=resumed, args=words[2:], prog=f"fmicl train {words[1]}")
-            return tyro.cli(
-                _COMMANDS,
-                prog="fmicl",
-                description="Contrastive learning with any f-divergence. (--version says which one this is.)",
-                args=words,
-            )
+            return _command(words)
     except SystemExit as exit_:
         # tyro names the field of a dataclass that refused its values by its own inner path, which helps nobody.
         wrapper = exit_.__context__
@@ -248,6 +251,27 @@ def _parse(words: Sequence[str]) -> Any:
             raise ValueError(str(refused)) from None
         sys.stderr.write(said.getvalue())
         raise
+
+
+def _command(words: Sequence[str]) -> Any:
+    """The command that these words say.
+
+    Of the recipe, or the command, that they begin with alone: what is said of a misspelt option is about no other.
+    """
+    verb, name = [*words, "", ""][:2]
+    if (verb, name) in _OF_RECIPES:
+        command, sentence = _OF_RECIPES[verb, name]
+        command = _resumed(words) or command
+        prog = f"fmicl {verb} {name}"
+        return tyro.cli(type(command), default=command, description=sentence, prog=prog, args=words[2:])
+    if verb in _OF_RUNS:
+        return tyro.cli(_OF_RUNS[verb], prog=f"fmicl {verb}", args=words[1:])
+    return tyro.cli(
+        _COMMANDS,
+        prog="fmicl",
+        description="Contrastive learning with any f-divergence. (--version says which one this is.)",
+        args=words,
+    )
 
 
 def _expanded(word: str) -> str:

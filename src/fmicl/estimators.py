@@ -36,6 +36,8 @@ def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
         tensor(0.6931)
     """
     divergence = make_divergence(divergence)
+    if not isinstance(joint, Tensor):
+        raise TypeError(f"joint must be a tensor (X, Y), got a {type(joint).__name__}: torch.tensor(...) makes one")
     if joint.dim() != 2 or not joint.is_floating_point():
         raise ValueError(
             f"joint must be a two-dimensional table of probabilities, got {tuple(joint.shape)} of {joint.dtype}"
@@ -129,6 +131,13 @@ def label_information(divergence: str | Divergence, logits: Tensor, labels: Tens
             f"logits must be (N, K) and labels (N,) integers, got {tuple(logits.shape)} and {tuple(labels.shape)} of "
             f"{labels.dtype}"
         )
+    if labels.device.type == "cpu":  # a look at a GPU's values would wait for them
+        least, largest = int(labels.min()), int(labels.max())
+        if least < 0 or largest >= logits.shape[1]:
+            raise ValueError(
+                f"labels must be from 0 to {logits.shape[1] - 1}, as logits has {logits.shape[1]} columns, got some "
+                f"from {least} to {largest}"
+            )
     ratios = math.log(logits.shape[1]) + torch.log_softmax(real(logits), dim=1)
     own = ratios.gather(1, labels.long().unsqueeze(1))
     return divergence.score(own).mean() - divergence.penalty(ratios).mean()

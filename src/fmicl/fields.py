@@ -19,7 +19,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["Leaf", "arguments", "leaves", "require_known", "require_types"]
+__all__ = ["Leaf", "arguments", "field_words", "leaves", "require_known", "require_types"]
 
 _LEAVES: dict[Any, tuple[Leaf, ...]] = {}
 
@@ -58,7 +58,7 @@ def leaves(kind: type) -> tuple[Leaf, ...]:
 
 def _leaves(kind: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
     hints = typing.get_type_hints(kind)
-    words = _field_words(kind)
+    words = field_words(kind)
     for field in dataclasses.fields(kind):
         if not field.init:
             continue
@@ -69,7 +69,7 @@ def _leaves(kind: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
             yield Leaf(field.name, (*path, field.name), hint, words.get(field.name, ""))
 
 
-def _field_words(kind: type) -> dict[str, str]:
+def field_words(kind: type) -> dict[str, str]:
     """What a dataclass and those it inherits from say of their fields: a string after it, or a line under ``Args:``."""
     found = {}
     for part in reversed(kind.__mro__[:-1]):

@@ -22,6 +22,7 @@ def check_writable(path: Path, hint: str) -> None:
         hint: what to do about it.
 
     Raises:
+        NotADirectoryError: there is a file where a folder would have to be.
         PermissionError: this user may not write there, or nobody may.
 
     Example:
@@ -29,6 +30,8 @@ def check_writable(path: Path, hint: str) -> None:
         >>> check_writable(Path(tempfile.mkdtemp()) / "new" / "folder", "take another --out")
     """
     there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(f"{there.absolute()} is a file, and no folder to write into: {hint}")
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(f"there is no permission to write into {there.absolute()}: {hint}")
 

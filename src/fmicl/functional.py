@@ -134,10 +134,18 @@ def sum_terms(terms: Terms) -> Tensor:
 
 
 def _in_full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Run without autocast: under it the inner products would be rounded to half precision."""
+    """Run without autocast: under it the inner products would be rounded to half precision.
+
+    Where it is met by torch.compile, the dense reference is compiled too, and the other kernels run as they are.
+    """
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        if torch.compiler.is_dynamo_compiling() and kwargs.get("kernel") != "reference" and not in_transforms():
+            from fmicl.uncompiled import as_written
+
+            result: R = as_written(wrapped, *args, **kwargs)
+            return result
         tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         device = next((tensor.device.type for tensor in tensors), "cpu")
         if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
@@ -193,6 +201,11 @@ def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["o
             f"shift='optimal' goes through torch.func with {KL.name} alone, got {critic.divergence.name}: its v is "
             "found by looking at numbers. torch.autograd will do for a first derivative"
         )
+    if torch.compiler.is_dynamo_compiling():  # which can't look at numbers either
+        from fmicl.uncompiled import as_written
+
+        terms: Terms = as_written(terms_of_pairs, pairs, critic, alpha, shift)
+        return terms
     v: float | Tensor
     if recording(pairs.x) and pairs.world.size == 1:
         v = shift_of_counts(critic, alpha, pairs.count_cosines()).to(pairs.dtype)

@@ -12,7 +12,7 @@ from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.functional import Terms
 from fmicl.pairs import Options, check_options, options_words
-from fmicl.similarities import Similarity
+from fmicl.similarities import Similarity, require_curved
 
 __all__ = ["AlignUniformLoss", "FMICLLoss", "InfoNCELoss", "SpectralContrastiveLoss"]
 
@@ -26,7 +26,8 @@ class FMICLLoss(nn.Module):
 
     The same input gives the same bits of loss and gradient (`fmicl.kernels`). Within torch.func's transforms (grad,
     hessian, vmap) "auto" is the dense kernel "reference", the only one that they go through; `shift="optimal"` goes
-    with KL alone there.
+    with KL alone there. In a function that torch.compile compiles, a loss runs as it is written, between two graphs;
+    with "reference" it is compiled too, `shift="optimal"` again with KL alone, and fullgraph=True needs that.
 
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
@@ -69,6 +70,7 @@ class FMICLLoss(nn.Module):
         require_shift(shift)
         functional.make_similarity(similarity, gamma, mu)
         self.divergence = make_divergence(divergence)
+        require_curved(self.divergence)
         self.alpha = alpha
         self.gamma = gamma
         self.mu = mu

@@ -19,7 +19,7 @@ __all__ = ["Embed", "Evaluate", "Report"]
 class Evaluate:
     """Evaluate an encoder: images by k-NN, linear probe and geometry; sentences by the STS tasks (--sts)."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder; with --sts, one of sentences, or any folder of sentence-transformers or transformers."""
     data_dir: Path | None = None
     """Where a run's images are now, if they have moved."""
@@ -87,9 +87,9 @@ class Evaluate:
 class Embed:
     """Write the vectors of a folder of images, or of a file of sentences, as a run's encoder sees them."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder; for sentences, any folder of sentence-transformers or transformers too."""
-    source: tyro.conf.Positional[Path]
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder of images, with or without subfolders; or a text file with a sentence a line."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """File to write, which must not exist: .parquet, .npz or .csv."""
@@ -104,9 +104,13 @@ class Embed:
 
     def __call__(self) -> None:
         """Embed, then say how many."""
+        from fmicl.data.decode import EXTENSIONS
         from fmicl.embedding import embed_folder, embed_text
 
-        if (self.run / "modules.json").is_file() or self.source.is_file():
+        of_text = (self.run / "modules.json").is_file()
+        if self.source.is_file() and not of_text and self.source.suffix.lower() in EXTENSIONS:
+            raise ValueError(f"{self.source} is one image: name its folder, of which all images are embedded")
+        if of_text or self.source.is_file():
             if self.workers is not None:
                 raise ValueError("--workers is for folders of images, and does not go with sentences")
             lines = embed_text(
@@ -134,7 +138,7 @@ class Embed:
 class Report:
     """Draw a run's figures and write its page."""
 
-    run: tyro.conf.Positional[Path]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The run folder."""
 
     def __call__(self) -> None:

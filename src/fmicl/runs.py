@@ -119,6 +119,7 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
 
     Raises:
         FileExistsError: ``out`` exists; nothing is ever overwritten.
+        NotADirectoryError: ``out`` is a file, or would be in one.
         PermissionError: no folder can be made there.
 
     Example:
@@ -127,7 +128,7 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
         >>> [new_run("digits", root=folder).path.name for _ in range(2)]
         ['digits-001', 'digits-002']
     """
-    if out is None or not out.exists():
+    if out is None or not out.is_dir():
         check_writable(out or root, "take another --out")
     if out is not None:
         try:
@@ -179,7 +180,8 @@ def open_run(path: Path | str) -> Run:
     """
     run = Run(Path(path))
     if not run.path.is_dir():
-        raise FileNotFoundError(f"there is no run folder {run.path}")
+        file = f"{run.path} is a file, not the folder of a run"
+        raise FileNotFoundError(file if run.path.exists() else f"there is no run folder {run.path}")
     if not run.settings.exists():
         raise FileNotFoundError(f"{run.path} is not a run folder of `fmicl train`: it has no settings.json")
     return run

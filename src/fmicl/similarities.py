@@ -16,13 +16,27 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fmicl.checks import require_positive
 from fmicl.divergences import Divergence
 from fmicl.special import log_hyp0f1
 
-__all__ = ["Cosine", "Critic", "Gaussian", "Similarity", "log_mu"]
+__all__ = ["Cosine", "Critic", "Gaussian", "Similarity", "log_mu", "require_curved"]
+
+
+def require_curved(divergence: Divergence) -> None:
+    """Refuse a divergence that no encoder can learn by.
+
+    Raises:
+        ValueError: its f is made of straight pieces.
+    """
+    if divergence.straight:
+        raise ValueError(
+            f"{divergence.name}: f is made of straight pieces (f'' = 0 between its kinks), so that a loss of it has no "
+            "gradient to learn by; fmicl.estimators.f_mutual_information takes it"
+        )
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,9 @@ class Critic:
     offset: float
     scale: float
     free: bool
+
+    def __post_init__(self) -> None:
+        require_curved(self.divergence)
 
     def z(self, c: Tensor) -> Tensor:
         """The affine function of the inner product."""
@@ -164,4 +181,6 @@ def log_mu(gamma: float, d: int) -> float:
     require_positive("gamma", gamma)
     if d < 2:
         raise ValueError(f"mu='normalised' needs embeddings of dimension 2 or more, got d={d}")
-    return 2 * gamma - log_hyp0f1(d / 2, gamma * gamma)
+    # torch.compile warns of a cache that it passes by; what it compiles has the number in it
+    series = log_hyp0f1.__wrapped__ if torch.compiler.is_dynamo_compiling() else log_hyp0f1
+    return 2 * gamma - series(d / 2, gamma * gamma)

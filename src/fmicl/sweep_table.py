@@ -23,6 +23,10 @@ WATCHED = ("knn", "stsb_dev", "stsb")
 """Columns of metrics.csv that tell how good the encoder is so far; the first that a run has is shown."""
 RECENT = 5
 """Epochs that the time of an epoch is taken from."""
+HEADINGS = ("state", "epoch", "s/epoch", "score", "loss", "time left")
+"""Of the live table, between a run's name and where it is."""
+BORDER = 3
+"""What a column of the table has around its letters."""
 STYLES = {"running": "cyan", "finished": "green", "failed": "red", "stopped": "yellow", "waiting": "dim"}
 
 
@@ -227,30 +231,30 @@ class Display:
             self.say(f"[{time.strftime('%H:%M:%S')}] {counts(rows)}{_left(rows, slots)}")
 
     def table(self, rows: Sequence[Row], slots: int | None = None) -> Any:
-        """The table, with as many rows as the terminal has room for: first those that something happens to."""
+        """The table, with what the terminal has room for: first the rows that something happens to.
+
+        In a narrow one columns are left out that a run can do without, and what went wrong is cut short.
+        """
         from rich.table import Table
 
         table = Table(title=self.title, caption=f"{counts(rows)}{_left(rows, slots)}")
         shown = self._chosen(rows)
-        table.add_column("run", overflow="fold", min_width=min(40, max((len(row.name) for row in shown), default=0)))
-        for heading in ("state", "epoch", "s/epoch", "score", "loss", "time left"):
+        cells = {heading: [_cell(row, heading) for row in shown] for heading in HEADINGS}
+        width = {heading: BORDER + max(map(len, [heading, *found])) for heading, found in cells.items()}
+        name = min(40, max(map(len, ["run", *(row.name for row in shown)])))
+        note = max((len(_note(row)) for row in shown), default=0)
+        room = self.console.width - 1 - 2 * BORDER - name
+        for heading in ("loss", "s/epoch", "time left"):
+            if sum(width.values()) + min(note, 16) > room:
+                del width[heading]
+        spare = room - sum(width.values())
+        note = min(note, max(spare, 6))
+        table.add_column("run", overflow="fold", width=max(min(name, 8), name + min(0, spare - note)))
+        for heading in width:
             table.add_column(heading, justify="left" if heading == "state" else "right", no_wrap=True)
-        table.add_column("", overflow="ellipsis", no_wrap=True, max_width=60)
-        for row in shown:
-            p, style = row.progress, STYLES.get(row.state)
-            epochs = "" if row.epochs is None else f"/{row.epochs}"
-            found = scores(row.results)
-            table.add_row(
-                row.name,
-                row.state,
-                "" if p.epoch is None else f"{p.epoch:g}{epochs}",
-                "" if p.seconds is None else f"{p.seconds:.1f}",
-                _score(p.score if not found else next(iter(found.values()))),
-                "" if p.loss is None else f"{p.loss:.4f}",
-                _rest(row),
-                row.error or row.where,
-                style=style,
-            )
+        table.add_column("", overflow="ellipsis", no_wrap=True, max_width=note)
+        for i, row in enumerate(shown):
+            table.add_row(row.name, *(cells[heading][i] for heading in width), _note(row), style=STYLES.get(row.state))
         return table
 
     def _chosen(self, rows: Sequence[Row]) -> list[Row]:
@@ -263,14 +267,24 @@ class Display:
         return [row for row in rows if id(row) in kept]
 
 
-def _rest(row: Row) -> str:
-    """What a run still has to do: so much time of training, or what comes after it."""
-    left = time_left(row) if row.state == "running" else None
-    return "evaluating" if left == 0 else clock(left)
+def _cell(row: Row, heading: str) -> str:
+    """What a run has under this heading."""
+    p = row.progress
+    if heading == "state":
+        return row.state
+    if heading == "epoch":
+        return "" if p.epoch is None else f"{p.epoch:g}{'' if row.epochs is None else f'/{row.epochs}'}"
+    if heading == "time left":
+        left = time_left(row) if row.state == "running" else None
+        return "evaluating" if left == 0 else clock(left)
+    values = {"s/epoch": p.seconds, "loss": p.loss, "score": next(iter(scores(row.results).values()), p.score)}
+    value, digits = values[heading], {"s/epoch": 1, "loss": 4, "score": 2}[heading]
+    return "" if value is None else f"{value:.{digits}f}"
 
 
-def _score(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+def _note(row: Row) -> str:
+    """What went wrong with a run, or where it is."""
+    return row.error or row.where
 
 
 def counts(rows: Sequence[Row]) -> str:

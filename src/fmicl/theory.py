@@ -172,6 +172,9 @@ def push(divergence: str | Divergence, alpha: float = 40.0, gamma: float = 1.0, 
         gamma: inverse width of the Gaussian kernel.
         mu: scale of the density ratio.
 
+    Raises:
+        ValueError: if f is made of straight pieces, so that nothing pushes or pulls.
+
     Example:
         >>> round(push("kl"), 2), round(push("pearson"), 2)
         (5.41, 0.73)
@@ -182,6 +185,8 @@ def push(divergence: str | Divergence, alpha: float = 40.0, gamma: float = 1.0, 
     require_positive("alpha", alpha)
     require_positive("gamma", gamma)
     require_positive("mu", mu)
+    if divergence.straight:
+        raise ValueError(f"{divergence.name}: f is made of straight pieces, so that no pair pushes or pulls")
     apart, met = divergence.penalty_slope(torch.tensor([math.log(mu) - 2 * gamma, math.log(mu)], dtype=torch.float64))
     return float(alpha * mu * (apart / met))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +48,8 @@ def images_in(folder: Path, left_out: list[Skipped]) -> list[Path]:
     _check_there(folder)
     found: list[Path] = []
     closed: list[Skipped] = []
-    holders: Counter[Path] = Counter()
+    runs: dict[Path, list[Path]] = {}  # by the folder that they are in
+    entered = {folder}  # and all below it that have images, at whatever depth
     seen: set[str] = set()
 
     def note(error: OSError) -> None:
@@ -63,12 +63,14 @@ def images_in(folder: Path, left_out: list[Skipped]) -> list[Path]:
         seen.add(real)
         if Path(here) != folder and _holds_run(folders, files):
             folders.clear()
-            holders[Path(here).parent if Path(here).parent != folder else Path(here)] += 1
+            runs.setdefault(Path(here).parent, []).append(Path(here))
             continue
         folders[:] = [f for f in folders if not _hidden(f)]
-        found += [Path(here, f) for f in files if not _hidden(f) and Path(f).suffix.lower() in EXTENSIONS]
-    ours = [Skipped(path, f"holds {'a run' if n == 1 else f'{n} runs'} of fmicl") for path, n in holders.items()]
-    gone = sorted([*closed, *ours], key=lambda x: x.path)
+        images = [Path(here, f) for f in files if not _hidden(f) and Path(f).suffix.lower() in EXTENSIONS]
+        found += images
+        if images:
+            entered |= {Path(here), *Path(here).parents}
+    gone = sorted([*closed, *_of_runs(runs, entered)], key=lambda x: x.path)
     left_out += gone
     if not found:
         without = f". These folders are left out: {listed(gone)}" if gone else ""
@@ -80,6 +82,17 @@ def images_in(folder: Path, left_out: list[Skipped]) -> list[Path]:
 def _check_there(folder: Path) -> None:
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}: say where the images are with --data-dir")
+
+
+def _of_runs(runs: dict[Path, list[Path]], entered: set[Path]) -> list[Skipped]:
+    """One entry for a folder that has nothing but runs, and one for each run that lies among images."""
+    left: list[Skipped] = []
+    for parent, within in runs.items():
+        if parent in entered:
+            left += [Skipped(path, "holds a run of fmicl") for path in within]
+        else:
+            left.append(Skipped(parent, f"holds {'a run' if len(within) == 1 else f'{len(within)} runs'} of fmicl"))
+    return left
 
 
 def _holds_run(folders: Sequence[str], files: Sequence[str]) -> bool:

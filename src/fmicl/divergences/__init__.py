@@ -89,6 +89,8 @@ def divergence(name: str | Divergence, **parameters: float) -> Divergence:
         near = difflib.get_close_matches(str(name).lower().replace("-", "_"), _KNOWN, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise ValueError(f"unknown divergence {name!r}; {hint}known: {', '.join(_KNOWN)}")
+    if not parameters:  # torch.compile can't trace the question which ones a class takes
+        return kind()
     accepted = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     unknown = sorted(set(parameters) - set(accepted))
     if unknown:

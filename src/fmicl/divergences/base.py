@@ -38,6 +38,7 @@ class Divergence(ABC):
         formula: f(u), for people.
         supremum: f'(inf), the upper end of the conjugate's domain; f* is +inf above it.
         closed_form: False if score and penalty are derived from f by automatic differentiation.
+        straight: True if f is made of straight pieces, as total variation's is: a loss of it has no gradient.
 
     Example:
         >>> import torch, fmicl
@@ -51,6 +52,7 @@ class Divergence(ABC):
     formula: str
     supremum: float
     closed_form: bool
+    straight: bool = False
 
     def __init_subclass__(cls) -> None:
         """What follows from a penalty that a subclass redefines is its own too: derived, unless it is given."""
@@ -249,6 +251,11 @@ class Weighted(Divergence):
     def closed_form(self) -> bool:  # type: ignore[override]
         """As the base."""
         return self.base.closed_form
+
+    @property
+    def straight(self) -> bool:  # type: ignore[override]
+        """As the base."""
+        return self.base.straight
 
     @property
     def constant(self) -> float:

@@ -34,9 +34,15 @@ class Generated(Divergence):
     at_zero: float
     at_supremum: float
     """f* there, which may be finite: the limit of u f'(u) - f(u)."""
+    straight: bool = False
 
     formula = "given as code"
     closed_form = False
+
+    def __repr__(self) -> str:
+        """As it was made: the function under its own name, which tells more than where in memory it lies."""
+        function = getattr(self.generator, "__qualname__", None) or type(self.generator).__name__
+        return f"Divergence.from_generator({function}, name={self.name!r})"
 
     @classmethod
     def checked(cls, f: Callable[[Tensor], Tensor], name: str) -> Generated:
@@ -50,7 +56,9 @@ class Generated(Divergence):
                 f"{name}: f is not convex beyond u = {float(u[-1]):g}: its slope falls from {steepest:g} to "
                 f"{supremum:g}"
             )
-        return cls(f, name, supremum, _at_zero(f), _at_supremum(f))
+        _, curvature = _slope_and_curvature(f, u)
+        straight = not bool((u.square() * curvature > 1e-12).any())
+        return cls(f, name, supremum, _at_zero(f), _at_supremum(f), straight)
 
     def _f(self, u: Tensor) -> Tensor:
         at_zero = u == 0  # where a formula such as u log u has no value of its own, but f has a limit
@@ -187,6 +195,13 @@ def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> N
     if not isinstance(values, Tensor) or values.shape != u.shape:
         seen = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise TypeError(f"{name}: f must return a tensor of its argument's shape {tuple(u.shape)}, got {seen}")
+    try:
+        _slope(f, u[:7])
+    except Exception as error:
+        raise TypeError(
+            f"{name}: f must be made of torch operations, which can be differentiated (torch.log, not numpy's or "
+            f"math's); torch says: {error}"
+        ) from error
     alone = f(u[:7].reshape(7, 1)).reshape(7)
     if not torch.allclose(alone, values[:7], rtol=1e-9, atol=1e-12, equal_nan=True):
         raise TypeError(f"{name}: f must act on each element alone, but its values change with the rest of the tensor")
@@ -195,6 +210,8 @@ def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> N
 def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> float:
     """Refuse an f that isn't finite and convex on the grid u; return its largest slope there."""
     at_one = float(f(torch.ones(1, dtype=torch.float64)))
+    if not math.isfinite(at_one):
+        raise ValueError(f"{name}: f(1) must be 0, but f has no value ({at_one:g}) at u = 1")
     if not abs(at_one) <= 1e-9:
         raise ValueError(f"{name}: f(1) must be 0, but f(u) = {at_one:g} at u = 1; subtract that constant")
     values = f(u)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -254,7 +255,15 @@ def _metric_learning(x: Tensor, y: Tensor) -> Step:
 
 
 def _rows() -> list[Row]:
-    half = {"normalised": True, "precision": "auto"}
+    half: dict[str, Any] = {"normalised": True, "precision": "auto"}
+    losses = {
+        "FMICLLoss KL": fmicl.FMICLLoss("kl", **half),
+        "FMICLLoss KL, optimal shift": fmicl.FMICLLoss("kl", shift="optimal", **half),
+        "FMICLLoss JS": fmicl.FMICLLoss("js", **half),
+        "FMICLLoss JS, optimal shift": fmicl.FMICLLoss("js", shift="optimal", **half),
+        "AlignUniformLoss": fmicl.AlignUniformLoss(**half),
+        "SpectralContrastiveLoss": fmicl.SpectralContrastiveLoss(**half),
+    }
     by_sum, by_loss = "pair_sum", "InfoNCELoss"
     rows = [
         Row("kl", "ours, triton fast", _pair_sum("triton", True), True, by_sum, device="cuda"),
@@ -278,19 +287,11 @@ def _rows() -> list[Row]:
         Row("ntxent", "ours, triton high", _infonce("both", "triton", "high"), True, by_loss, device="cuda"),
         Row("ntxent", "lightly NTXentLoss", _lightly, dense=12),
         Row("ntxent", "pytorch-metric-learning NTXentLoss", _metric_learning, cubic=32),
-        Row("loss", "FMICLLoss KL", _loss(fmicl.FMICLLoss("kl", **half)), True, "FMICLLoss"),  # type: ignore[arg-type]
-        Row("loss", "AlignUniformLoss", _loss(fmicl.AlignUniformLoss(**half)), True, "AlignUniformLoss"),  # type: ignore[arg-type]
-        Row(
-            "loss",
-            "SpectralContrastiveLoss",
-            _loss(fmicl.SpectralContrastiveLoss(**half)),  # type: ignore[arg-type]
-            True,
-            "SpectralContrastiveLoss",
-        ),
         Row("share", "ours, one process's rows", _share, True, by_sum),
     ]
+    whole = [Row("loss", name, _loss(module), True, type(module).__name__) for name, module in losses.items()]
     nine = [Row("divergence", name, _pair_sum("auto", True, name), True, by_sum) for name in fmicl.list_divergences()]
-    return rows + nine
+    return rows + whole + nine
 
 
 ROWS = {(row.setting, row.name): row for row in _rows()}

@@ -297,8 +297,8 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
         stdout=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
-        # a shell's background jobs ignore SIGINT, and so would their children
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        # a shell's background jobs ignore SIGINT, those of nohup SIGHUP, and so would their children
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGHUP)],
     )
     deadline = time.monotonic() + 120
     while not (out / "metrics.csv").exists() or (out / "metrics.csv").stat().st_size < 200:

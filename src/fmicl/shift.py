@@ -92,6 +92,7 @@ def optimal_shift(
     # The mean of T - v in the sense of (f*)', f'(E_neg[(f*)'(T - v)]), is f'(1 / alpha) at the optimum. In v it is
     # nearly a straight line of slope -1 (if all T were alike, and for KL, exactly): the secant needs few passes.
     points: list[tuple[float, float]] = []
+    least, most = low, high
     last, before_last = math.inf, math.inf  # how long the steps were
     for _ in range(200):
         attained = float(mean(_Attained(critic, v)))
@@ -107,7 +108,10 @@ def optimal_shift(
             step = nearest if v == low else -nearest
         # A step that isn't half as long as the one before the last gets nowhere, or only from one side.
         if not (low < v + step < high and abs(step) <= before_last / 2):
-            step = low + (high - low) / 2 - v
+            longer = math.copysign(2 * max(abs(step), last), step)
+            # From one side, on beyond the root by longer and longer steps: the other end of the range may be far off.
+            beyond = (low == least or high == most) and low < v + longer < high
+            step = longer if beyond else low + (high - low) / 2 - v
         last, before_last = abs(step), last
         v += step
     return high  # where f* is finite for every pair; at the lower end one may lie above its domain

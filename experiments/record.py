@@ -274,6 +274,20 @@ def write_record(name: str, record: Mapping[str, Any], into: Path) -> Path | Non
     return path
 
 
+def _refuse_twin(name: str, record: Mapping[str, Any], into: Path) -> None:
+    """Refuse a run of settings and seed that are on record under a name of an older version, or of somebody's own.
+
+    Raises:
+        FileExistsError: there is one.
+    """
+    for path in sorted(into.glob(f"{record.get('recipe')}-*seed{record['seed']}.json")) if into.is_dir() else []:
+        other = read_json(path)
+        if path.name != name and "settings" in other and other["settings"] and record_name(other) == name:
+            raise FileExistsError(
+                f"{path} is on record with the same settings and seed: move it, or leave this run out"
+            )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Record the runs of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -292,6 +306,7 @@ def main(arguments: list[str] | None = None) -> int:
             else:
                 record = make_record(run, options.commit)
                 records.append((run, record_name(record), record))
+                _refuse_twin(records[-1][1], record, options.into)
         for run, name, record in records:
             written = write_record(name, record, options.into)
             print(f"{run} -> {options.into / name}" + ("" if written else " (was there)"))

@@ -101,13 +101,19 @@ def pack(sentences: list[Rows], width: int, padding: int) -> Rows:
     return packed
 
 
+def usual_held_out(text: Path) -> int:
+    """Lines to hold out where nobody says how many: 2,000, or of a short text a tenth."""
+    return min(2000, max(1, sum(1 for _ in read_lines(text)) // 10))
+
+
 def make_rows(text: Path, tokenizer: BertTokenizer, width: int, held_out: int) -> tuple[Rows, Rows]:
     """Rows to train on, and rows of `held_out` random lines, of which no copy is among the first."""
     if len(tokenizer) > 2**16:
         raise ValueError(f"{len(tokenizer)} entries of the vocabulary don't fit 16 bits; take at most {2**16}")
     sentences = tokenise(read_lines(text), tokenizer, width)
     if not 0 < held_out < len(sentences):
-        raise ValueError(f"{held_out} lines to hold out of {len(sentences)}: between 1 and {len(sentences) - 1} can be")
+        can = f"between 1 and {len(sentences) - 1} can be" if len(sentences) > 1 else "two lines are the least"
+        raise ValueError(f"{held_out} lines to hold out (--held-out) of {len(sentences)}: {can}")
     chosen = np.random.default_rng(0).choice(len(sentences), held_out, replace=False)
     held = [sentences[i] for i in chosen]
     copies = {sentence.tobytes() for sentence in held}
@@ -131,8 +137,8 @@ def write_rows(path: Path, rows: tuple[Rows, Rows], settings: dict[str, Any]) ->
     write_whole(path, write, overwrite=False)
 
 
-def read_rows(path: Path, settings: dict[str, Any]) -> tuple[Rows, Rows]:
-    """What `write_rows` wrote, if it was for these settings."""
+def read_rows(path: Path, settings: dict[str, Any]) -> tuple[tuple[Rows, Rows], dict[str, Any]]:
+    """What `write_rows` wrote, if it was for these settings, of which one that is None may be any."""
     try:
         with np.load(path) as file:
             written = json.loads(str(file["settings"]))
@@ -140,9 +146,9 @@ def read_rows(path: Path, settings: dict[str, Any]) -> tuple[Rows, Rows]:
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(f"{path} is not a file that `tokens` wrote: {error}") from error
     for name, wanted in settings.items():
-        if written[name] != wanted:
+        if wanted is not None and written[name] != wanted:
             raise ValueError(f"{path} was made for {name} {written[name]}, but {wanted} is asked for: make it anew")
-    return rows
+    return rows, written
 
 
 # --- a batch ---------------------------------------------------------------------------------------------------------

@@ -130,6 +130,7 @@ def train(options: argparse.Namespace, tokenizer: BertTokenizer, rows: tuple[Row
     parameters = sum(parameter.numel() for parameter in model.parameters())
 
     data = torch.from_numpy(rows[0].astype(np.int32)).to(device)  # all of it on the GPU
+    options.batch = min(512, len(data)) if options.batch is None else options.batch
     if len(data) < options.batch:
         raise ValueError(f"a batch of {options.batch} rows is more than the {len(data)} there are: lower --batch")
     special = torch.zeros(len(tokenizer), dtype=torch.bool, device=device)
@@ -247,13 +248,14 @@ def arguments() -> argparse.ArgumentParser:
     for step in (tokens, training):
         step.add_argument("--vocabulary", type=Path, required=True, help="folder of the tokenizer")
         step.add_argument("--positions", type=int, default=128, help="longest sentence, and width of a row, in tokens")
-        step.add_argument("--held-out", type=int, default=2000, help="lines that are never trained on")
+        words = "lines that are never trained on (2,000, or a tenth of a short text; of an .npz file, its own)"
+        step.add_argument("--held-out", type=int, help=words)
     training.add_argument("--minutes", type=float, default=4.0, help="time to train for, compilation not counted")
     training.add_argument("--layers", type=int, default=6)
     training.add_argument("--width", type=int, default=512)
     training.add_argument("--heads", type=int, default=8)
     training.add_argument("--dropout", type=float, default=DROPOUT, help=f"in training; the config says {DROPOUT}")
-    training.add_argument("--batch", type=int, default=512, help="rows a step")
+    training.add_argument("--batch", type=int, help="rows a step (512, or all where there are fewer)")
     training.add_argument("--lr", type=float, default=5e-4, help="peak learning rate")
     training.add_argument("--give-up", type=float, default=0.4, help="share of the time to beat token frequencies in")
     training.add_argument("--seed", type=int, default=0)
@@ -275,10 +277,14 @@ def main(argv: list[str] | None = None) -> None:
     if not options.vocabulary.is_dir():  # transformers would look for it on the Hub
         raise FileNotFoundError(f"there is no folder {options.vocabulary}: make it with `vocabulary` first")
     tokenizer = BertTokenizer.from_pretrained(options.vocabulary)
+    packed = options.text.suffix == ".npz"
+    if options.held_out is None and not packed:
+        options.held_out = sentences.usual_held_out(options.text)
     settings = {name: getattr(options, name) for name in ("positions", "held_out")}
     settings["vocabulary"] = sentences.fingerprint(tokenizer)
-    if options.text.suffix == ".npz":
-        rows = sentences.read_rows(options.text, settings)
+    if packed:
+        rows, written = sentences.read_rows(options.text, settings)
+        options.held_out = written["held_out"]
     else:
         rows = sentences.make_rows(options.text, tokenizer, options.positions, options.held_out)
     if options.step == "tokens":

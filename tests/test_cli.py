@@ -322,6 +322,7 @@ def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
     [
         ("train digits --out FILE", "{}/FILE is a file, and no folder to write into: take another --out"),
         ("train digits --out FILE/run", "{}/FILE is a file, and no folder to write into: take another --out"),
+        ("sweep digits --out RUN", "RUN holds a run, and no sweep: take another --out"),
         ("sweep digits --out FILE/sweep", "{}/FILE is a file, and no folder to write into: take another --out"),
         ("train digits --out FILE --resume", "FILE is a file, not the folder of a run to resume"),
         ("evaluate FILE", "FILE is a file, not the folder of a run"),

@@ -158,6 +158,22 @@ def test_a_record_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
 
 
+def test_a_run_on_record_under_another_name_is_not_put_on_record_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page could not be made of both."""
+    into = tmp_path / "results"
+    assert record.main([str(run_folder(tmp_path / "one", "digits")), "--into", str(into)]) == 0
+    (into / "digits-simclr-fmicl-kl-2-seed0.json").rename(into / "digits-seed0.json")
+    again = run_folder(tmp_path / "again", "digits", results={"knn": 83.0})
+    assert record.main([str(again), "--into", str(into)]) == 2
+    assert "digits-seed0.json is on record with the same settings and seed" in capsys.readouterr().err
+    assert [path.name for path in into.iterdir()] == ["digits-seed0.json"]
+    for changes in ({"seed": 1}, {"alpha": 3.0}):
+        other = run_folder(tmp_path / str(changes), "digits", **changes)
+        assert record.main([str(other), "--into", str(into)]) == 0
+
+
 def test_all_finished_runs_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (0, 1):
         run_folder(tmp_path / "sweep" / f"seed={seed}", seed=seed)

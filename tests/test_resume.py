@@ -312,7 +312,10 @@ def start(out: Path, *options: str) -> subprocess.Popen[str]:
 def test_a_run_that_is_asked_to_stop_says_how_to_go_on(name: str, tmp_path: Path) -> None:
     process = start(tmp_path / "run")
     process.send_signal(getattr(signal, name))
-    error = process.communicate(timeout=60)[1]
+    try:
+        error = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()  # one that didn't heed it would go on for long
     assert process.returncode == 128 + getattr(signal, name)
     batches = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"]
     said = f"fmicl: stopped after batch {batches} of 25000; the same command with --resume goes on from there"

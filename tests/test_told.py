@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from fmicl import cli, results, training
 from fmicl.data import ArraySamples, Splits, described, load_images
 from fmicl.results import evaluate_run, load_splits
+from fmicl.text_recipes import TEXT_RECIPES
 from fmicl.training import train
 from image_sets import make_classes, write_image
 from small_recipes import digits, small
@@ -105,3 +107,12 @@ def test_evaluation_after_training_has_as_many_workers_as_it(
         train(small("images", folder, epochs=1, monitor_every=0, workers=3), out=tmp_path / "run")
     train(small("images", folder, epochs=1, monitor_every=0, workers=0), out=tmp_path / "run", resume=True)
     assert given == [3, 0]
+
+
+def test_sentence_encoders_have_no_statistics_of_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = TEXT_RECIPES["wikipedia"].recipe
+    training.report_unused(dataclasses.replace(usual, method="moco", key_statistics="past"), usual)
+    told = "warning: key_statistics has no part in sentence encoders, which normalise no batches\n"
+    assert capsys.readouterr().out == told
+    training.report_unused(dataclasses.replace(usual, method="moco", queue=512), usual)
+    assert capsys.readouterr().out == ""

@@ -360,7 +360,9 @@ def test_tokens_made_ahead_are_those_of_the_text(
     settings = ["--vocabulary", str(vocabulary), "--positions", "32", "--held-out", "50"]
     warm_start.main(["tokens", str(text), str(path), *settings])
     wanted = {"positions": 32, "held_out": 50, "vocabulary": sentences.fingerprint(tokenizer)}
-    for read, made in zip(sentences.read_rows(path, wanted), sentences.make_rows(text, tokenizer, 32, 50), strict=True):
+    rows, _ = sentences.read_rows(path, {**wanted, "held_out": None})
+    assert sentences.read_rows(path, wanted)[1] == wanted
+    for read, made in zip(rows, sentences.make_rows(text, tokenizer, 32, 50), strict=True):
         np.testing.assert_array_equal(read, made)
         assert read.dtype == np.uint16
     with pytest.raises(ValueError, match="made for held_out 50, but 60"):
@@ -370,6 +372,22 @@ def test_tokens_made_ahead_are_those_of_the_text(
         warm_start.main(["train", str(tmp_path / "other.npz"), str(tmp_path / "m"), *settings])
     with pytest.raises(FileExistsError, match="not overwritten"):
         warm_start.main(["tokens", str(text), str(path), *settings])
+
+
+def test_a_short_text_needs_no_numbers(
+    warm_start: ModuleType, sentences: ModuleType, text: Path, vocabulary: Path, tmp_path: Path
+) -> None:
+    """A tenth of it is held out, `train` holds out what the tokens do, and a batch has no more rows than there are."""
+    short, tokens = tmp_path / "short.txt", tmp_path / "tokens.npz"
+    short.write_text("\n".join(text.read_text().splitlines()[:60]))
+    options = ["--vocabulary", str(vocabulary), "--positions", "32"]
+    warm_start.main(["tokens", str(short), str(tokens), *options])
+    assert sentences.read_rows(tokens, {"held_out": 6})[1]["held_out"] == 6
+    small = ["--layers", "1", "--width", "16", "--heads", "2", "--minutes", "0.01", "--give-up", "1", "--device", "cpu"]
+    warm_start.main(["train", str(tokens), str(tmp_path / "model"), *options, *small])
+    settings = json.loads((tmp_path / "model" / "warm_start.json").read_text())["settings"]
+    assert settings["held_out"] == 6
+    assert 0 < settings["batch"] < 60
 
 
 # --- what it refuses -------------------------------------------------------------------------------------------------
@@ -387,7 +405,7 @@ def test_a_run_that_fails_leaves_nothing(warm_start: ModuleType, text: Path, voc
     train = ["train", str(text), str(tmp_path / "model"), "--vocabulary"]
     with pytest.raises(ValueError, match=r"more than the 4\d\d there are"):
         warm_start.main([*train, str(vocabulary), *SMALL, "--batch", "5000"])
-    with pytest.raises(ValueError, match="1300 lines to hold out of 1300"):
+    with pytest.raises(ValueError, match=r"1300 lines to hold out \(--held-out\) of 1300"):
         warm_start.main([*train, str(vocabulary), "--held-out", "1300"])
     with pytest.raises(FileNotFoundError, match="no folder"):
         warm_start.main([*train, str(tmp_path / "nowhere")])

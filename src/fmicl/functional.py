@@ -97,7 +97,8 @@ def fmicl_loss(
         mu: scale of the density ratio, or "normalised".
         similarity: "gaussian", "cosine", or a `Similarity` (then gamma and mu are its own business).
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        shift: "optimal" maximises the bound over T - v as well (Donsker-Varadhan); None leaves v = 0.
+        shift: "optimal" maximises the bound over T - v as well (Donsker-Varadhan), for KL by the same single pass over
+            the pairs, for the others by several more, which find v; None leaves v = 0.
         options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Returns:

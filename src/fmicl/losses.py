@@ -20,9 +20,10 @@ __all__ = ["AlignUniformLoss", "FMICLLoss", "InfoNCELoss", "SpectralContrastiveL
 class FMICLLoss(nn.Module):
     """f-MICL: contrastive learning with any f-divergence. See `fmicl.functional.fmicl_loss` for the formula.
 
-    Which divergence? KL, Pearson and VLC were the paper's best on images and KL on text; JS and squared Hellinger have
-    bounded scores and forgive outliers; reverse KL and Neyman are there to be compared with, and fail
-    (`fmicl.theory.uniformity` says why).
+    Which divergence? KL does well on images and on text, in the paper and here (docs/reproduction.md has both), and
+    with `shift="optimal"` it needs no alpha. A pair of views that are far apart costs the least with Pearson, Tsallis
+    and VLC, whose scores are bounded below, and of the paper's six the most with squared Hellinger. Reverse KL and
+    Neyman are there to be compared with, and fail (`fmicl.theory.uniformity` says why).
 
     The same input gives the same bits of loss and gradient (`fmicl.kernels`). Within torch.func's transforms (grad,
     hessian, vmap) "auto" is the dense kernel "reference", the only one that they go through; `shift="optimal"` goes
@@ -38,7 +39,8 @@ class FMICLLoss(nn.Module):
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
         similarity: "gaussian", "cosine", or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; explicit ones are given at the call.
-        shift: "optimal" to maximise over the Donsker-Varadhan shift.
+        shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
+            long with it.
         options: how it is computed: `normalised`, `kernel`, `precision`, `gather` (`fmicl.pairs.Options`).
 
     Example:

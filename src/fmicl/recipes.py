@@ -52,7 +52,8 @@ class Recipe(Settings):
     memory_gib: float = 4.0
     """Folders of images up to this size, once resized, are held in memory; larger ones are decoded as they go."""
     validation: float = 0.0
-    """Hold out this share of the labelled training data and evaluate on it, not on the test data: for tuning."""
+    """Hold out this share of the labelled training data (of a folder about as much, by file names) and evaluate on it,
+    not on the test data: for tuning."""
     views: Views = field(default_factory=Views)
     """The random views of a sample."""
     second_blur: float | None = None

@@ -347,7 +347,7 @@ def _task(name: str, source: Path, pairs: list[tuple[str, str, float]]) -> StsTa
 def _lines(path: Path) -> list[str]:
     """Lines as SentEval's files have them: by newline alone, as sentences may hold Unicode's other separators."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, though other files of its task may be there")
+        raise FileNotFoundError(f"{path} is missing, and with it a part of its task")
     data = path.read_bytes()
     try:
         lines = data.decode("utf-8-sig").split("\n")

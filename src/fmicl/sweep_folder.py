@@ -69,11 +69,10 @@ def locked(folder: Path) -> Iterator[int | None]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not the folder of a sweep")
-    if (
-        folder.is_dir()
-        and not {locks.LOCK, "sweep.json"} & (there := {path.name for path in folder.iterdir()})
-        and there
-    ):
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if "settings.json" in there:
+        raise ValueError(f"{folder} holds a run, and no sweep: take another --out")
+    if there and not {locks.LOCK, "sweep.json"} & there:
         raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
     check_writable(folder, "take another --out")
     folder.mkdir(parents=True, exist_ok=True)

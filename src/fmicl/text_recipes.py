@@ -108,8 +108,12 @@ class TextRecipe(Settings):
         return self.data
 
     def parts(self) -> dict[str, bool]:
-        """The width of the predictor has a part where there is one."""
-        return {**super().parts(), "hidden": self.method == "mocov3"}
+        """The width of the predictor has a part where there is one, and statistics of batches have none."""
+        return {**super().parts(), "hidden": self.method == "mocov3", "key_statistics": False}
+
+    def because(self) -> dict[str, str]:
+        """Of settings whose part doesn't follow from objective and method alone, where they have none, in words."""
+        return {**super().because(), "key_statistics": "in sentence encoders, which normalise no batches"}
 
 
 TEXT_RECIPES: dict[str, Entry[TextRecipe]] = {

@@ -99,7 +99,8 @@ def _from_torchvision(dataset: type, root: Path, *, train: bool, download: bool)
     try:
         loaded = dataset(root=str(root), train=train, download=download)
     except (RuntimeError, OSError) as error:
-        raise OSError(f"torchvision could not {'download' if download else 'read'} {root}: {error}") from error
+        what = f"download {dataset.__name__} into" if download else f"read {dataset.__name__} in"
+        raise OSError(f"torchvision could not {what} {root}: {error}") from error
     images = torch.from_numpy(np.ascontiguousarray(loaded.data.transpose(0, 3, 1, 2)))
     return ArraySamples(images, torch.tensor(loaded.targets))
 

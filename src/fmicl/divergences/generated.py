@@ -213,7 +213,8 @@ def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> float:
     if not math.isfinite(at_one):
         raise ValueError(f"{name}: f(1) must be 0, but f has no value ({at_one:g}) at u = 1")
     if not abs(at_one) <= 1e-9:
-        raise ValueError(f"{name}: f(1) must be 0, but f(u) = {at_one:g} at u = 1; subtract that constant")
+        hint = " (a constant in it that is rounded to float32?)" if abs(at_one) < 1e-5 else ""
+        raise ValueError(f"{name}: f(1) must be 0, but f(u) = {at_one:g} at u = 1{hint}; subtract that constant")
     values = f(u)
     wrong = values.isnan() | (values == -math.inf)
     if wrong.any():

@@ -435,6 +435,17 @@ def test_what_cannot_be_written_is_said_before_the_work(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("arguments", ["images --data-dir nowhere", "wikipedia --data nowhere.txt"])
+def test_a_folder_that_exists_is_refused_before_anything_is_read(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert cli.main(["train", *arguments.split(), "--out", "mine"]) == 2
+    assert capsys.readouterr().err.startswith("fmicl: error: mine exists, and a run never overwrites one")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
 @pytest.mark.parametrize("arguments", [["train"], ["train", "digits", "--epochs", "x"], ["nothing"]])
 def test_what_cannot_be_parsed_is_exit_code_two(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:

@@ -84,12 +84,9 @@ class TrainText:
 
 def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
     """Train; if Ctrl-C comes before the run has a folder, say what is left: only a run to be resumed has anything."""
-    from fmicl.files import check_writable
     from fmicl.runs import ROOT, old_run
     from fmicl.stopping import Stopped, what_is_left
 
-    if not command.resume and not (command.out and command.out.is_dir()):
-        check_writable(command.out or ROOT, "take another --out")  # now, and not when the data has been read
     try:
         return train(command.recipe, name=command.name, out=command.out, resume=command.resume)
     except Stopped:

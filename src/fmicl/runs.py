@@ -128,15 +128,12 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
         >>> [new_run("digits", root=folder).path.name for _ in range(2)]
         ['digits-001', 'digits-002']
     """
-    if out is None or not out.is_dir():
-        check_writable(out or root, "take another --out")
+    check_place(out, root)
     if out is not None:
         try:
             out.mkdir(parents=True)
-        except FileExistsError:
-            raise FileExistsError(
-                f"{out} exists, and a run never overwrites one: take another --out, or go on with it by --resume"
-            ) from None
+        except FileExistsError:  # since then
+            raise _exists(out) from None
         return Run(out)
     root.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(path.name[len(name) + 1 :]) for path in _numbered(name, root)), default=0)
@@ -147,6 +144,19 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
             number += 1
         else:
             return Run(root / f"{name}-{number:03d}")
+
+
+def check_place(out: Path | None, root: Path = ROOT) -> None:
+    """Refuse a place that no new run can have, before the work for it is done. See :func:`new_run`."""
+    if out is not None and out.is_dir():
+        raise _exists(out)
+    check_writable(out or root, "take another --out")
+
+
+def _exists(out: Path) -> FileExistsError:
+    return FileExistsError(
+        f"{out} exists, and a run never overwrites one: take another --out, or go on with it by --resume"
+    )
 
 
 def latest_run(name: str, root: Path = ROOT) -> Run | None:

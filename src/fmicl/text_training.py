@@ -26,7 +26,7 @@ from fmicl.files import write_whole
 from fmicl.methods import Method, MoCoV3, method_class
 from fmicl.objectives import build_objective, collapse_advice
 from fmicl.processes import check_batch, resolve_processes
-from fmicl.runs import Run, old_run, pick_device, write_json
+from fmicl.runs import Run, check_place, old_run, pick_device, write_json
 from fmicl.sts import StsTask, load_sts, load_stsb
 from fmicl.text_models import (
     SentenceEncoder,
@@ -82,6 +82,8 @@ def train_text(
     with quiet_lightning(), contextlib.ExitStack() as held:
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
         _require_packages()
+        if processes.rank == 0 and not resume:
+            check_place(out)  # now, and not when the sentences have been read
         check_batch(recipe, processes.world_size)
         build_objective(recipe)  # wrong settings are found before anything is read and a folder made
         LineReader(recipe.text)  # is it there, and text?

@@ -39,6 +39,7 @@ from fmicl.results import evaluate_run, knn_monitor, load_splits
 from fmicl.runs import (
     COPY_IT,
     Run,
+    check_place,
     new_run,
     old_run,
     pick_device,
@@ -73,6 +74,8 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
     """
     with quiet_lightning(), contextlib.ExitStack() as held:
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
+        if processes.rank == 0 and not resume:
+            check_place(out)  # now, and not when the data has been read
         check_batch(recipe, processes.world_size)
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         build_objective(recipe)  # wrong settings are found before data is read and a folder made

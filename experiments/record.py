@@ -282,7 +282,7 @@ def _refuse_twin(name: str, record: Mapping[str, Any], into: Path) -> None:
     """
     for path in sorted(into.glob(f"{record.get('recipe')}-*seed{record['seed']}.json")) if into.is_dir() else []:
         other = read_json(path)
-        if path.name != name and "settings" in other and other["settings"] and record_name(other) == name:
+        if path.name != name and other.get("settings") and record_name(other) == name:
             raise FileExistsError(
                 f"{path} is on record with the same settings and seed: move it, or leave this run out"
             )

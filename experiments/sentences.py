@@ -103,7 +103,7 @@ def pack(sentences: list[Rows], width: int, padding: int) -> Rows:
 
 def usual_held_out(text: Path) -> int:
     """Lines to hold out where nobody says how many: 2,000, or of a short text a tenth."""
-    return min(2000, max(1, sum(1 for _ in read_lines(text)) // 10))
+    return min(2000, max(1, len(read_lines(text)) // 10))
 
 
 def make_rows(text: Path, tokenizer: BertTokenizer, width: int, held_out: int) -> tuple[Rows, Rows]:

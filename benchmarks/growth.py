@@ -94,7 +94,8 @@ def join(files: list[Data]) -> list[Data]:
 
     The file with the most cells says which rows there are, and the rate of its run is the one quoted. A cell that was
     measured again is the newest one: one that did not come to an end takes the place of one that there was no time for,
-    and of no other. Which packages there were may differ; the ones that everything runs on may not.
+    and of no other. Only files that a cell is taken from are named. Which packages there were may differ; the ones that
+    everything runs on may not.
 
     Raises:
         ValueError: if two files of a device are of different machines or versions.
@@ -128,12 +129,14 @@ def _joined(files: list[Data]) -> Data:
             before = newest.setdefault(_cell_key(cell), cell)
             if cell["status"] == "ok" or (_missing(before) and not _missing(cell)):
                 newest[_cell_key(cell)] = cell
-    others = [data["machine"] for data in files if data is not base]
-    later = [{key: machine[key] for key in ("date", "commit", "command")} for machine in others]
+    cells = [newest[_cell_key(cell)] for cell in base["cells"]]
+    shown = {id(cell) for cell in cells}
+    others = [data for data in files if data is not base and any(id(cell) in shown for cell in data["cells"])]
+    later = [{key: data["machine"][key] for key in ("date", "commit", "command")} for data in others]
     return {
         **base,
         "machine": {**base["machine"], "versions": versions, "later": later},
-        "cells": [newest[_cell_key(cell)] for cell in base["cells"]],
+        "cells": cells,
         "sustained": _sustained(files),
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,30 @@ def test_models_that_count_positions_from_the_padding(bert: Path, tmp_path: Path
     assert (encoder.padding, tokenizer.limit) == (1, 10)
     sentence = "a man plays guitar the dog sings fast two red food ."
     assert encoder(tokenizer.batch([sentence, "a man"], tokenizer.limit)).shape == (2, 8)
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(*_: object) -> None:
+        raise socket.gaierror("Name or service not known")
+
+    waited: list[float] = []
+    cache = tmp_path / "models--me--tiny"
+    shutil.copytree(bert, cache / "snapshots" / ("0" * 40))
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("socket.getaddrinfo", nowhere)
+    monkeypatch.setattr("time.sleep", waited.append)
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    encoder, _ = build_sentence_encoder("me/tiny", "cls")  # it was downloaded before
+    assert encoder.num_features == build(bert)[0].num_features
+    with pytest.raises(ValueError, match=r"'me/other' can't be had: it is no folder here, and the hub did not give it"):
+        build_sentence_encoder("me/other", "cls")
+    assert not waited
 
 
 def test_what_can_not_be_had_is_one_line(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

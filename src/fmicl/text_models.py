@@ -11,11 +11,14 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
@@ -150,7 +153,7 @@ class Tokenizer:
 
 
 def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder, Tokenizer]:
-    """A pretrained encoder and its tokenizer, from a folder or from the hub.
+    """A pretrained encoder and its tokenizer, from a folder or from the hub; without a network, from its cache.
 
     Weights that a folder lacks (a pooler, after masked language modelling) follow from torch's seed. Parameters that
     have no part in the vectors are frozen, as several processes would wait for their gradients.
@@ -168,7 +171,7 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     check_model(name)
     local = Path(name).is_dir()
     place = str(_inner_model(Path(name))) if local else name
-    options = {"local_files_only": True} if local else {}
+    options = {"local_files_only": True} if local or not _finds_hub() else {}
     with quiet_transformers():
         try:
             inner = AutoTokenizer.from_pretrained(place, **options)
@@ -179,7 +182,7 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
             hint = (
                 "" if local else ". Give the folder of a model; experiments/warm_start.py makes one of your sentences"
             )
-            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300]}{hint}") from error
+            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300].rstrip('.')}{hint}") from error
     inner.padding_side = "right"
     padding = inner.pad_token_id
     if padding is None:
@@ -194,6 +197,20 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
         ) from error
     # from_pretrained leaves a model in eval mode, where dropout would make no views.
     return encoder.train(), Tokenizer(inner, _limit(model, inner))
+
+
+def _finds_hub() -> bool:
+    """Whether the hub has an address here. Without a network it would be asked for a minute, file by file and again."""
+    from huggingface_hub import constants
+
+    if urllib.request.getproxies():  # they look it up themselves
+        return True
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.getaddrinfo(hub.hostname, hub.port)
+    except OSError:
+        return False
+    return True
 
 
 def _inner_model(folder: Path) -> Path:

@@ -105,9 +105,7 @@ def last_error(log: Path, start: int, code: int) -> str:
         lines = []
     named = [line for line in lines if re.match(r"(fmicl: error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)", line)]
     if named:
-        words = named[-1].removeprefix("fmicl: error: ")
-        # every run of a sweep is started by --resume, so that this is no news
-        return re.sub(r"^there is no run in .*? to go on with, and none can be begun: ", "", words)
+        return named[-1].removeprefix("fmicl: error: ")
     return lines[-1] if lines else f"exit code {code}, without a word"
 
 

@@ -96,14 +96,14 @@ def test_runs_of_several_calls_are_averaged_only_where_nothing_but_the_seed_diff
 
     assert groups(epochs=(1,), alpha=(5.0,), seed=(0, 1)) == {"run": [60.0, 61.0]}
     both = groups(epochs=(3,), alpha=(40.0,), seed=(2, 3))
-    assert both == {"alpha=5.0,epochs=1": [60.0, 61.0], "alpha=40.0,epochs=3": [62.0, 63.0]}
-    assert "alpha=40.0,epochs=3" in capsys.readouterr().out
+    assert both == {"alpha=5,epochs=1": [60.0, 61.0], "alpha=40,epochs=3": [62.0, 63.0]}
+    assert "alpha=40,epochs=3" in capsys.readouterr().out
     more = groups(epochs=(3,), alpha=(40.0,), seed=(4, 5), workers=(1,))  # which changes no result
-    assert more == {**both, "alpha=40.0,epochs=3": [62.0, 63.0, 64.0, 65.0]}
+    assert more == {**both, "alpha=40,epochs=3": [62.0, 63.0, 64.0, 65.0]}
     named = groups(divergence=("kl", "tsallis"), epochs=(3,), alpha=(40.0,), seed=(6,))
-    assert named["divergence=kl"] == [62.0, 63.0, 64.0, 65.0, 66.0]  # the recipe's divergence is KL
-    assert named["divergence=tsallis"] == [66.0]
-    assert named["divergence=kl,alpha=5.0,epochs=1"] == [60.0, 61.0]
+    assert named["divergence=kl,alpha=40,epochs=3"] == [62.0, 63.0, 64.0, 65.0, 66.0]  # the recipe's divergence is KL
+    assert named["divergence=tsallis,alpha=40,epochs=3"] == [66.0]
+    assert named["divergence=kl,alpha=5,epochs=1"] == [60.0, 61.0]
     assert len(named) == 3
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fmicl import cli, runs
+from fmicl.launchers import OF_A_SWEEP
 from fmicl.recipes import RECIPES
 
 
@@ -41,6 +42,17 @@ def test_a_resume_that_finds_no_run_and_can_begin_none_says_both(
     assert cli.main(["train", *arguments.split(), "--resume"]) == 2
     words = f"there is no run {where.format(tmp_path)} to go on with, and none can be begun: {why}"
     assert capsys.readouterr().err.startswith(f"fmicl: error: {words}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_a_sweep_that_can_not_begin_says_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sweep resumes all its runs, those that were not there among them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(OF_A_SWEEP, "1")
+    assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere", "--out", "sweep/run"]) == 2
+    assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
     assert list(tmp_path.iterdir()) == []
 
 

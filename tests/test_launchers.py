@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fmicl import cli, launchers
-from fmicl.launchers import Slot, SubmititLauncher, TrainJob, local_slots, slurm_options
+from fmicl.launchers import OF_A_SWEEP, LocalLauncher, Slot, SubmititLauncher, TrainJob, local_slots, slurm_options
 from fmicl.sweep import Sweep
 from sweeps import DIGITS, FAKE, grid, record_of, states, wait_until
 
@@ -164,6 +164,15 @@ def test_a_preempted_job_stops_its_run_and_goes_on(submitit: types.ModuleType, t
     assert (word, codes, (out / "checkpoint").exists()) == ("again", [143], True)
     assert once_more() == 0
     assert (out / "results.json").exists()
+
+
+def test_a_run_is_told_that_it_is_of_a_sweep(tmp_path: Path) -> None:
+    """By every launcher: its command line then leaves out what is news to a person alone."""
+    command = [sys.executable, "-S", "-c", f"import os, sys; sys.exit(os.environ[{OF_A_SWEEP!r}] != '1')"]
+    assert TrainJob(command)() == 0
+    process = LocalLauncher([Slot("cpu", {})]).start(command, tmp_path / "log", name="run")
+    wait_until(lambda: process.poll() is not None)
+    assert process.poll() == 0, process.log.read_text()
 
 
 def test_a_jobs_run_is_stopped_from_a_signals_handler(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_divergence_by_which_that_is_infinite_is_refused(divergence: str, tmp_
         train(recipe, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match=said):
-        check_cells([Cell("run", "run", recipe=recipe, changes={})])
+        check_cells([Cell("run", recipe=recipe, changes={})])
     other = dataclasses.replace(recipe, objective="infonce")
     assert build_method(other, build_recipe_encoder(other), 10).rotation is not None, "its divergence has no part"
 
@@ -252,7 +252,7 @@ def test_an_encoder_of_one_size_says_what_to_take(tmp_path: Path) -> None:
         build_recipe_encoder(recipe)
     build_recipe_encoder(dataclasses.replace(recipe, rotation_size=32))
     # A sweep says so before its first run, also where that is one without the term.
-    cells = [Cell("run", "run", recipe=dataclasses.replace(recipe, rotation_weight=w), changes={}) for w in (0.0, 0.4)]
+    cells = [Cell("run", recipe=dataclasses.replace(recipe, rotation_weight=w), changes={}) for w in (0.0, 0.4)]
     with pytest.raises(ValueError, match=said):
         check_cells(cells)
 

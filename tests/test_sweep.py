@@ -96,14 +96,14 @@ def test_runs_of_several_calls_are_averaged_only_where_nothing_but_the_seed_diff
 
     assert groups(epochs=(1,), alpha=(5.0,), seed=(0, 1)) == {"run": [60.0, 61.0]}
     both = groups(epochs=(3,), alpha=(40.0,), seed=(2, 3))
-    assert both == {"alpha=5.0,epochs=1": [60.0, 61.0], "alpha=40.0,epochs=3": [62.0, 63.0]}
-    assert "alpha=40.0,epochs=3" in capsys.readouterr().out
+    assert both == {"alpha=5,epochs=1": [60.0, 61.0], "alpha=40,epochs=3": [62.0, 63.0]}
+    assert "alpha=40,epochs=3" in capsys.readouterr().out
     more = groups(epochs=(3,), alpha=(40.0,), seed=(4, 5), workers=(1,))  # which changes no result
-    assert more == {**both, "alpha=40.0,epochs=3": [62.0, 63.0, 64.0, 65.0]}
+    assert more == {**both, "alpha=40,epochs=3": [62.0, 63.0, 64.0, 65.0]}
     named = groups(divergence=("kl", "tsallis"), epochs=(3,), alpha=(40.0,), seed=(6,))
-    assert named["divergence=kl"] == [62.0, 63.0, 64.0, 65.0, 66.0]  # the recipe's divergence is KL
-    assert named["divergence=tsallis"] == [66.0]
-    assert named["divergence=kl,alpha=5.0,epochs=1"] == [60.0, 61.0]
+    assert named["divergence=kl,alpha=40,epochs=3"] == [62.0, 63.0, 64.0, 65.0, 66.0]  # the recipe's divergence is KL
+    assert named["divergence=tsallis,alpha=40,epochs=3"] == [66.0]
+    assert named["divergence=kl,alpha=5,epochs=1"] == [60.0, 61.0]
     assert len(named) == 3
 
 
@@ -266,12 +266,24 @@ def test_the_last_error_is_of_the_last_start(tmp_path: Path) -> None:
     with log.open("a") as file:
         file.write("epoch 1\nfmicl: error: the loss is nan\n")
     assert last_error(log, start, 1) == "the loss is nan"
-    log.write_text("fmicl: error: there is no run in s/kl to go on with, and none can be begun: no images in x\n")
-    assert last_error(log, 0, 2) == "no images in x"  # that there was no run is no news of a sweep's
     log.write_text("ValueError: old\nsome words\n")
     assert last_error(log, start, 1) == "some words"
     assert last_error(tmp_path / "none", 0, 3) == "exit code 3, without a word"
     assert last_error(log, 0, -15) == "killed by SIGTERM"
+
+
+def test_a_run_that_can_not_begin_says_only_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The command line would add that there was no run to resume, which is no news of a sweep's."""
+    (tmp_path / "empty").mkdir()
+    where = ["--data-dir", str(tmp_path / "empty"), "--out", str(tmp_path / "s")]
+    assert cli.main(["sweep", "images", "--device", "cpu", *where]) == 1
+    why = f"no images in {tmp_path / 'empty'}: there is no file that ends in"
+    assert record_of(tmp_path / "s")["runs"]["run"]["error"].startswith(why)
+    assert not (tmp_path / "s" / "run").exists()
+    shown = capfd.readouterr().out
+    assert f"] run: failed: {why}" in shown
+    assert f"\nfailed: run: {why}" in shown
+    assert f"\nfmicl: error: {why}" in (tmp_path / "s" / "run.log").read_text()
 
 
 def test_two_runs_of_digits(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -84,6 +84,7 @@ class TrainText:
 
 def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
     """Train; if Ctrl-C comes before the run has a folder, say what is left: only a run to be resumed has anything."""
+    from fmicl.launchers import OF_A_SWEEP
     from fmicl.runs import ROOT, old_run
     from fmicl.stopping import Stopped, what_is_left
 
@@ -94,7 +95,8 @@ def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | 
     except KeyboardInterrupt:
         raise Stopped(what_is_left(old_run(command.name, command.out) if command.resume else None)) from None
     except (ValueError, OSError) as error:
-        if not command.resume or old_run(command.name, command.out) is not None:
+        asked = command.resume and not os.environ.get(OF_A_SWEEP)
+        if not asked or old_run(command.name, command.out) is not None:
             raise
         where = f"in {command.out}" if command.out else f"of {command.name} in {ROOT.absolute()}"
         raise ValueError(f"there is no run {where} to go on with, and none can be begun: {error}") from error

@@ -29,6 +29,7 @@ __all__ = [
     "cells",
     "grid_class",
     "grid_of",
+    "name_of",
     "parse_case",
     "spell_out_flags",
     "values_of",
@@ -38,20 +39,22 @@ ONE_FOR_ALL = frozenset({"dataset", "device", "devices"})
 """What the runs of a sweep have in common: the recipe's data, and the devices that they are dealt out to."""
 LONGEST_NAME = 120
 """Characters of a cell's name, which is a folder's, too."""
+UNNAMED = "run"
+"""Name of a run that nothing tells from others."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One run of a sweep: its name, all its settings, and those that differ from the recipe's own.
 
-    ``group`` is the name without the seed: runs that differ in nothing else have a mean and a spread.
+    ``case_sets`` are the fields that its case gave a value, which the case's name stands for.
     """
 
     name: str
-    group: str
     recipe: Any
     changes: dict[str, Any]
     case: str | None = None
+    case_sets: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,7 +240,7 @@ def cells(
             raise ValueError(f"{both[0]} is set by case {name} and by --{both[0].replace('_', '-')}: leave one of them")
     axes = sorted(values, key=lambda field: field != "seed")  # the seed first, so that it changes last
     order = {leaf.name: i for i, leaf in enumerate(leaves(type(recipe)))}
-    shown = sorted((field for field in values if len(values[field]) > 1), key=lambda x: (x == "seed", order[x]))
+    shown = sorted((field for field in values if len(values[field]) > 1), key=order.__getitem__)
     found = []
     named: list[tuple[str | None, Mapping[str, Any]]] = [*cases]
     if not cases:
@@ -246,21 +249,30 @@ def cells(
         chosen = dict(zip(axes, combination, strict=True))
         for case, extra in named:
             changed = _replaced(recipe, {**chosen, **extra})
-            parts = [] if case is None else [_slug(case)]
-            parts += [f"{field}={_slug(chosen[field])}" for field in shown if field != "seed"]
-            group = _short(",".join(parts))
-            seed = [f"seed={chosen['seed']}"] if "seed" in shown else []
             found.append(
                 Cell(
-                    name=",".join([*([group] if group else []), *seed]) or "run",
-                    group=group or "run",
+                    name=name_of(case, {field: chosen[field] for field in shown}),
                     recipe=changed,
                     changes={x.name: x.of(changed) for x in leaves(type(recipe)) if x.of(changed) != x.of(recipe)},
                     case=case,
+                    case_sets=tuple(extra),
                 )
             )
     _check_different(found, recipe)
     return found
+
+
+def name_of(case: str | None, settings: Mapping[str, Any]) -> str:
+    """What a run, or all runs with these settings, are called: safe as a folder's name, with the seed last.
+
+    Example:
+        >>> name_of("SimCLR", {"seed": 1, "epochs": 200}), name_of(None, {})
+        ('SimCLR,epochs=200,seed=1', 'run')
+    """
+    parts = [] if case is None else [_slug(case)]
+    parts += [f"{field}={_slug(value)}" for field, value in settings.items() if field != "seed"]
+    seed = [f"seed={settings['seed']}"] if "seed" in settings else []
+    return ",".join(part for part in (_short(",".join(parts)), *seed) if part) or UNNAMED
 
 
 def _replaced(recipe: Any, changes: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from fmicl import how_to_install
 from fmicl.machine import processors
 
 __all__ = [
+    "OF_A_SWEEP",
     "Handle",
     "Launcher",
     "LocalLauncher",
@@ -33,6 +34,9 @@ __all__ = [
     "local_slots",
     "slurm_options",
 ]
+
+OF_A_SWEEP = "FMICL_SWEEP"
+"""Environment variable of a sweep's runs: all are started by ``--resume``, so that where none was is no news."""
 
 
 class Handle(Protocol):
@@ -170,7 +174,7 @@ class _Process:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **slot.environment},
+                env={**os.environ, "PYTHONUNBUFFERED": "1", OF_A_SWEEP: "1", **slot.environment},
                 start_new_session=True,
                 pass_fds=() if keep_open is None else (keep_open,),
             )
@@ -207,7 +211,9 @@ class TrainJob:
     def __call__(self) -> int:
         """Run the command; its exit code."""
         # In a session of its own, so that the scheduler's warning signal, which would end it, goes to this process.
-        self._process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._process = subprocess.Popen(
+            self.command, stdin=subprocess.DEVNULL, env={**os.environ, OF_A_SWEEP: "1"}, start_new_session=True
+        )
         return self._process.wait()
 
     def checkpoint(self) -> Any:

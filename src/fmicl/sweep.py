@@ -3,8 +3,10 @@
 SWEEP/sweep.json  .lock  <run>/  <run>.log  jobs/ (with submitit)
 
 ``sweep.json`` has the settings, the state and the results of each run, and is written whole whenever one of them
-changes. To call a sweep again is to go on with it: finished runs stay as they are, the others are resumed from their
-checkpoints, and those that failed are tried once more.
+changes. Runs are there by their folders, which keep the names that they were made with; what a person sees is ``name``,
+which says all settings that the sweep's runs differ in, whichever calls trained them. To call a sweep again is to go on
+with it: finished runs stay as they are, the others are resumed from their checkpoints, and those that failed are tried
+once more.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from fmicl.sweep_checks import check_cells
 from fmicl.sweep_folder import (
     difference,
     find_folder,
-    group_labels,
     key_of,
     last_error,
     locked,
+    names_of,
     not_told_apart_by,
     plain,
 )
@@ -66,6 +68,10 @@ class SweepRun:
     path: Path
     log: Path
     command: list[str]
+    name: str = ""
+    """What it is called among all runs of the sweep; its folder keeps the name that it was made with."""
+    group: str = ""
+    """Its name without the seed."""
     state: str = "waiting"
     where: str = ""
     error: str = ""
@@ -79,11 +85,6 @@ class SweepRun:
     handle: Handle | None = None
     since: float = 0.0
     _seen: tuple[int, int, int] | None = field(default=None, repr=False)
-
-    @property
-    def name(self) -> str:
-        """Its name, which is its folder's."""
-        return self.path.name
 
     @property
     def epochs(self) -> int | None:
@@ -113,7 +114,8 @@ class SweepRun:
         """What sweep.json says of it."""
         p = self.progress
         return {
-            "state": self.state, "group": self.cell.group, "case": self.cell.case,
+            "name": self.name, "state": self.state,
+            "group": self.group, "case": self.cell.case, "case_sets": list(self.cell.case_sets),
             "seed": getattr(self.cell.recipe, "seed", None), "changes": plain(self.cell.changes),
             "epoch": p.epoch, "epochs": self.epochs, "seconds_per_epoch": p.seconds, "loss": p.loss, "score": p.score,
             "attempts": self.attempts, "started": self.started, "seconds": round(self.seconds, 1),
@@ -148,7 +150,7 @@ class Sweep:
         program: Sequence[str] = (sys.executable, "-m", "fmicl"),
         machine: frozenset[str] = frozenset(),
     ) -> None:
-        self.name, self.recipe, self.folder, self.machine = name, recipe, folder, machine
+        self.name, self.folder = name, folder
         self.file = folder / "sweep.json"
         self.others: dict[str, Any] = {}
         """Runs that an earlier call left here and that are not in this grid."""
@@ -177,8 +179,11 @@ class Sweep:
                 run.state = "finished"
                 run.read_results()
             self.runs.append(run)
-        taken = {run.name for run in self.runs}
-        self.others = {run: entry for run, entry in before.items() if run not in taken}
+        own = {run.path.name: run for run in self.runs}
+        names = names_of({**before, **{place: run.entry() for place, run in own.items()}}, recipe, machine)
+        for place, run in own.items():
+            run.name, run.group = names[place]["name"], names[place]["group"]
+        self.others = {place: {**entry, **names[place]} for place, entry in before.items() if place not in own}
         self.signals: list[int] = []
         self._saved = 0.0
 
@@ -197,8 +202,7 @@ class Sweep:
 
     def save(self) -> None:
         """Write sweep.json, whole."""
-        entries = {**self.others, **{run.name: run.entry() for run in self.runs}}
-        labels = group_labels(entries, self.recipe, self.machine)
+        entries = {**self.others, **{run.path.name: run.entry() for run in self.runs}}
         write_json(
             self.file,
             {
@@ -209,8 +213,8 @@ class Sweep:
                 "updated": _now(),
                 "runs": entries,
                 "summary": summarise(
-                    (labels[run], entry["results"] or {})
-                    for run, entry in entries.items()
+                    (entry["group"], entry["results"] or {})
+                    for entry in entries.values()
                     if entry["state"] == "finished"
                 ),
             },

@@ -6,25 +6,26 @@ import contextlib
 import json
 import re
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+import typing
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fmicl import locks
-from fmicl.fields import leaves
+from fmicl.fields import Leaf, leaves
 from fmicl.files import check_writable
-from fmicl.grid import Cell
+from fmicl.grid import Cell, name_of
 from fmicl.runs import new_run, read_json
 
 __all__ = [
     "DATA",
     "difference",
     "find_folder",
-    "group_labels",
     "key_of",
     "last_error",
     "locked",
     "machine_settings",
+    "names_of",
     "not_told_apart_by",
     "plain",
 ]
@@ -33,8 +34,6 @@ DATA = ("data_dir", "data", "sts")
 """Fields of recipes that name files which must be there."""
 ROUNDING = frozenset({"device", "devices", "precision", "compile", "memory_gib"})
 """Settings of the machine that change how numbers are rounded, so that results with others are not of one kind."""
-UNNAMED = "run"
-"""Group of a cell that nothing in its call tells from others but the seed."""
 ROOT = Path("sweeps")
 """Where sweeps go by default, under the current folder."""
 
@@ -105,9 +104,7 @@ def last_error(log: Path, start: int, code: int) -> str:
         lines = []
     named = [line for line in lines if re.match(r"(fmicl: error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b)", line)]
     if named:
-        words = named[-1].removeprefix("fmicl: error: ")
-        # every run of a sweep is started by --resume, so that this is no news
-        return re.sub(r"^there is no run in .*? to go on with, and none can be begun: ", "", words)
+        return named[-1].removeprefix("fmicl: error: ")
     return lines[-1] if lines else f"exit code {code}, without a word"
 
 
@@ -148,40 +145,70 @@ def not_told_apart_by(recipe: Any, cells: Sequence[Cell]) -> frozenset[str]:
     return machine_settings(recipe) - set(DATA) - varied
 
 
-def group_labels(entries: Mapping[str, Mapping[str, Any]], recipe: Any, machine: frozenset[str]) -> dict[str, str]:
-    """Which runs of a folder may be averaged: those that differ in nothing but the seed, whichever call trained them.
+def names_of(
+    entries: Mapping[str, Mapping[str, Any]], recipe: Any, machine: frozenset[str]
+) -> dict[str, dict[str, str]]:
+    """What the runs of a folder are called, whichever calls trained them: by their cases and all that they differ in.
+
+    A folder keeps the name that its first call had for the run. That doesn't say what has one value in that call, and
+    others in later ones.
 
     Args:
-        entries: what sweep.json says of the runs, by their names.
+        entries: what sweep.json says of the runs, by their folders.
         recipe: what they were changed from.
         machine: settings that don't tell runs apart.
 
     Returns:
-        For each run the label of its group: the name that its call had for it, and of groups with the same name also
-        the settings in which they differ.
+        For each run its ``name`` and its ``group``, which is the name without the seed: runs of a group differ in
+        nothing else, and may be averaged. What cases set, their names stand for, unless runs of one case differ in it.
 
     Example:
         >>> from fmicl.recipes import RECIPES
-        >>> changes = [{"epochs": 1}, {"epochs": 1, "seed": 1}, {"seed": 2}]
-        >>> entries = {f"run{i}": {"group": "run", "changes": changed} for i, changed in enumerate(changes)}
-        >>> group_labels(entries, RECIPES["digits"].recipe, frozenset())
-        {'run0': 'epochs=1', 'run1': 'epochs=1', 'run2': 'epochs=100'}
+        >>> changes = {"seed=0": {"epochs": 2}, "seed=1": {"epochs": 2, "seed": 1}, "epochs=4": {"epochs": 4}}
+        >>> entries = {run: {"case": None, "changes": changed} for run, changed in changes.items()}
+        >>> found = names_of(entries, RECIPES["digits"].recipe, frozenset())
+        >>> {run: names["name"] for run, names in found.items()}
+        {'seed=0': 'epochs=2,seed=0', 'seed=1': 'epochs=2,seed=1', 'epochs=4': 'epochs=4,seed=0'}
+        >>> found["seed=1"]["group"]
+        'epochs=2'
     """
-    ignored = (machine - ROUNDING) | {"seed"}
-    keys = {run: key_of(entry["changes"], ignored) for run, entry in entries.items()}
-    names: dict[str, str] = {}
-    for run, key in keys.items():
-        if names.get(key, UNNAMED) == UNNAMED:
-            names[key] = entries[run]["group"]
-    own = plain({leaf.name: leaf.of(recipe) for leaf in leaves(type(recipe))})
-    labels = {}
-    for key, name in names.items():
-        rivals = [json.loads(other) for other in names if name in (UNNAMED, names[other])]
-        changed = json.loads(key)
-        varied = [x for x in own if any(other.get(x, own[x]) != changed.get(x, own[x]) for other in rivals)]
-        parts = [f"{x}={changed.get(x, own[x])}" for x in varied]
-        labels[key] = ",".join(([] if name == UNNAMED and parts else [name]) + parts)
-    return {run: labels[key] for run, key in keys.items()}
+    ignored = machine - ROUNDING
+    fields = [leaf for leaf in leaves(type(recipe)) if leaf.name not in ignored]
+    own = plain({leaf.name: leaf.of(recipe) for leaf in fields})
+    settings = {run: {x: entry["changes"].get(x, own[x]) for x in own} for run, entry in entries.items()}
+    groups = {run: key_of(row, frozenset({"seed"})) for run, row in settings.items()}
+    # A run without a case that has the settings of one goes by its name.
+    case_of = {groups[run]: entry["case"] for run, entry in entries.items() if entry["case"]}
+    cases = {run: entry["case"] or case_of.get(groups[run]) for run, entry in entries.items()}
+    set_by_cases = {x for entry in entries.values() for x in entry.get("case_sets", ())}
+    varied = _varied(settings.values())
+    said = {
+        case: varied - set_by_cases | _varied(settings[run] for run in cases if cases[run] == case)
+        for case in {*cases.values()}
+    }
+    said[None] = varied
+    paths = _told_by_last_part(fields, settings.values())
+
+    def name(run: str, case: str | None, without: str = "") -> str:
+        shown = {x: value for x, value in settings[run].items() if x in said[case] and x != without}
+        return name_of(case, {x: Path(value) if value and x in paths else value for x, value in shown.items()})
+
+    return {
+        run: {"name": name(run, cases[run]), "group": name(run, case_of.get(groups[run]), "seed")} for run in entries
+    }
+
+
+def _varied(rows: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Settings of which these have several values."""
+    rows = list(rows)
+    return {x for row in rows for x in row if row[x] != rows[0][x]}
+
+
+def _told_by_last_part(fields: Iterable[Leaf], rows: Collection[Mapping[str, Any]]) -> set[str]:
+    """Settings that are paths whose last parts are as many as they are, so that names can do with these."""
+    paths = [leaf.name for leaf in fields if Path in (leaf.type, *typing.get_args(leaf.type))]
+    values = {x: {row[x] for row in rows if row[x]} for x in paths}
+    return {x for x, found in values.items() if len({Path(path).name for path in found}) == len(found)}
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:

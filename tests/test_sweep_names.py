@@ -110,6 +110,18 @@ def test_the_name_of_a_case_stands_for_what_it_sets_and_for_nothing_else() -> No
     assert [group for _, group in shown(({}, [JS]), ({"seed": (1,)}, [other]))] == ["JS,alpha=20", "JS,alpha=5"]
 
 
+def test_what_has_no_part_in_a_run_is_not_said_of_it() -> None:
+    """InfoNCE has no divergence, whichever the sweep's other runs have; nor has KL InfoNCE's temperature."""
+    kl_and_js, no_case = {"divergence": ("kl", "js")}, list[Any]()
+    assert [name for name, _ in shown((kl_and_js, no_case), ({"temperature": (0.1, 0.5)}, [SIMCLR]))] == [
+        "objective=fmicl,divergence=kl", "objective=fmicl,divergence=js",
+        "SimCLR,temperature=0.1", "SimCLR,temperature=0.5",
+    ]  # fmt: skip
+    assert shown(({"divergence": ("js",)}, [SIMCLR]), ({"seed": (1,)}, [SIMCLR])) == [
+        ("SimCLR,seed=0", "SimCLR"), ("SimCLR,seed=1", "SimCLR"),
+    ]  # fmt: skip
+
+
 def test_runs_of_the_same_settings_are_one_group_whatever_their_cases() -> None:
     assert shown(({"objective": ("infonce",)}, []), ({"seed": (1,)}, [SIMCLR])) == [
         ("SimCLR,seed=0", "SimCLR"), ("SimCLR,seed=1", "SimCLR"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import re
 import signal
@@ -160,7 +161,8 @@ def names_of(
 
     Returns:
         For each run its ``name`` and its ``group``, which is the name without the seed: runs of a group differ in
-        nothing else, and may be averaged. What cases set, their names stand for, unless runs of one case differ in it.
+        nothing else, and may be averaged. What cases set, their names stand for, unless runs of one case differ in it;
+        what has no part in a run, such as InfoNCE's divergence, is not said of it.
 
     Example:
         >>> from fmicl.recipes import RECIPES
@@ -175,7 +177,7 @@ def names_of(
     ignored = machine - ROUNDING
     fields = [leaf for leaf in leaves(type(recipe)) if leaf.name not in ignored]
     own = plain({leaf.name: leaf.of(recipe) for leaf in fields})
-    settings = {run: {x: entry["changes"].get(x, own[x]) for x in own} for run, entry in entries.items()}
+    settings = {run: _with_part(recipe, {**own, **entry["changes"]}, own) for run, entry in entries.items()}
     groups = {run: key_of(row, frozenset({"seed"})) for run, row in settings.items()}
     # A run without a case that has the settings of one goes by its name.
     case_of = {groups[run]: entry["case"] for run, entry in entries.items() if entry["case"]}
@@ -198,16 +200,24 @@ def names_of(
     }
 
 
+def _with_part(recipe: Any, settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of a run's settings that have a part in it."""
+    run = copy.copy(recipe)
+    vars(run).update(settings)  # as they are on record: nothing is checked again
+    parts = run.parts()
+    return {x: settings[x] for x in names if parts.get(x, True)}
+
+
 def _varied(rows: Iterable[Mapping[str, Any]]) -> set[str]:
     """Settings of which these have several values."""
-    rows = list(rows)
-    return {x for row in rows for x in row if row[x] != rows[0][x]}
+    first: dict[str, Any] = {}
+    return {x for row in rows for x, value in row.items() if first.setdefault(x, value) != value}
 
 
 def _told_by_last_part(fields: Iterable[Leaf], rows: Collection[Mapping[str, Any]]) -> set[str]:
     """Settings that are paths whose last parts are as many as they are, so that names can do with these."""
     paths = [leaf.name for leaf in fields if Path in (leaf.type, *typing.get_args(leaf.type))]
-    values = {x: {row[x] for row in rows if row[x]} for x in paths}
+    values = {x: {row[x] for row in rows if row.get(x)} for x in paths}
     return {x for x, found in values.items() if len({Path(path).name for path in found}) == len(found)}
 
 

@@ -135,10 +135,15 @@ def _joined(files: list[Data]) -> Data:
     later = [{key: data["machine"][key] for key in ("date", "commit", "command")} for data in others]
     return {
         **base,
-        "machine": {**base["machine"], "versions": versions, "later": later},
+        "machine": {**base["machine"], "versions": _versions([base, *others]), "later": later},
         "cells": cells,
         "sustained": _sustained(files),
     }
+
+
+def _versions(files: list[Data]) -> dict[str, str]:
+    """Those of all, which agree on what they have in common."""
+    return {name: version for data in files for name, version in data["machine"]["versions"].items()}
 
 
 def _sustained(files: list[Data]) -> Data | None:

@@ -13,7 +13,8 @@ from rich.console import Console
 from fmicl.grid import cells
 from fmicl.recipes import RECIPES
 from fmicl.sweep import Sweep
-from fmicl.sweep_folder import names_of, plain
+from fmicl.sweep_folder import plain
+from fmicl.sweep_names import names_of
 from fmicl.sweep_table import Display
 from sweeps import DIGITS, FAKE, grid, local, record_of
 
@@ -117,16 +118,54 @@ def test_what_has_no_part_in_a_run_is_not_said_of_it() -> None:
         "objective=fmicl,divergence=kl", "objective=fmicl,divergence=js",
         "SimCLR,temperature=0.1", "SimCLR,temperature=0.5",
     ]  # fmt: skip
-    assert shown(({"divergence": ("js",)}, [SIMCLR]), ({"seed": (1,)}, [SIMCLR])) == [
-        ("SimCLR,seed=0", "SimCLR"), ("SimCLR,seed=1", "SimCLR"),
-    ]  # fmt: skip
+    twice = shown(({"divergence": ("js",)}, [SIMCLR]), ({"seed": (0, 1)}, [SIMCLR]))
+    assert [group for _, group in twice] == ["SimCLR,divergence=js", "SimCLR,divergence=kl", "SimCLR,divergence=kl"], (
+        "seed 0 was trained twice, and may not count twice"
+    )
+
+
+def test_a_case_does_not_hide_what_another_case_sets() -> None:
+    """Only the recipe's own value goes without saying."""
+    calls: list[tuple[dict[str, tuple[Any, ...]], list[Any]]] = [({"epochs": (2,)}, [SIMCLR]), ({"epochs": (4,)}, [JS])]
+    long = ("Long", {"epochs": 8, "divergence": "pearson"})
+    assert [name for name, _ in shown(*calls, ({}, [long]))] == ["SimCLR,epochs=2", "JS,epochs=4", "Long"]
+
+
+def test_long_names_are_whole() -> None:
+    values = {name: (getattr(DIGITS, name), 0.125) for name in ("alpha", "gamma", "learning_rate", "weight_decay")}
+    cases: list[Any] = [("a" * 60, {"divergence": "kl"}), ("b" * 60, {"divergence": "js"})]
+    values |= {"warmup_epochs": (0.5, 0.25), "epochs": (2, 3)}
+    names = [name for name, _ in shown((values, cases))]
+    assert len({*names}) == len(names) == 128
+    assert all(name.count("=") == 6 for name in names)
+    assert max(len(name) for name in names) > 120 >= max(len(cell.name) for cell in cells(DIGITS, values, cases))
+
+
+def test_a_finished_run_keeps_its_case_and_how_it_was_trained(tmp_path: Path) -> None:
+    """Whatever a later call says of its machine; one without cases doesn't take their names away."""
+    folder, cases = tmp_path / "s", [("Cubic", {"divergence": "tsallis"}), SIMCLR]
+    machine = frozenset({"precision"})
+
+    def call(values: dict[str, tuple[Any, ...]], cases: list[Any]) -> None:
+        found = cells(DIGITS, values, cases)
+        assert Sweep("digits", DIGITS, found, folder, program=FAKE, machine=machine)(local()) == 0
+
+    call({"precision": ("bf16",), "epochs": (2,)}, cases)
+    call({"precision": ("32",), "epochs": (2,), "divergence": ("tsallis",), "seed": (0, 1)}, [])
+    runs = record_of(folder)["runs"]
+    assert {place: run["name"] for place, run in runs.items()} == {
+        "Cubic": "Cubic,precision=bf16,seed=0",
+        "SimCLR": "SimCLR,precision=bf16,seed=0",
+        "seed=1": "objective=fmicl,divergence=tsallis,precision=32,seed=1",
+    }
+    assert runs["Cubic"]["changes"]["precision"] == "bf16"
 
 
 def test_runs_of_the_same_settings_are_one_group_whatever_their_cases() -> None:
     assert shown(({"objective": ("infonce",)}, []), ({"seed": (1,)}, [SIMCLR])) == [
         ("SimCLR,seed=0", "SimCLR"), ("SimCLR,seed=1", "SimCLR"),
     ]  # fmt: skip
-    assert shown(({}, [("A", {"seed": 1}), ("B", {"seed": 2})])) == [("A", "B"), ("B", "B")]
+    assert shown(({}, [("A", {"seed": 1}), ("B", {"seed": 2})])) == [("A", "run"), ("B", "run")]
 
 
 def test_folders_of_data_go_by_their_last_part_where_that_tells_them_apart() -> None:

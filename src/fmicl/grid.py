@@ -251,7 +251,7 @@ def cells(
             changed = _replaced(recipe, {**chosen, **extra})
             found.append(
                 Cell(
-                    name=name_of(case, {field: chosen[field] for field in shown}),
+                    name=name_of(case, {field: chosen[field] for field in shown}, LONGEST_NAME),
                     recipe=changed,
                     changes={x.name: x.of(changed) for x in leaves(type(recipe)) if x.of(changed) != x.of(recipe)},
                     case=case,
@@ -262,8 +262,10 @@ def cells(
     return found
 
 
-def name_of(case: str | None, settings: Mapping[str, Any]) -> str:
+def name_of(case: str | None, settings: Mapping[str, Any], longest: int | None = None) -> str:
     """What a run, or all runs with these settings, are called: safe as a folder's name, with the seed last.
+
+    With ``longest``, no more characters than that, but for the seed.
 
     Example:
         >>> name_of("SimCLR", {"seed": 1, "epochs": 200}), name_of(None, {})
@@ -272,7 +274,7 @@ def name_of(case: str | None, settings: Mapping[str, Any]) -> str:
     parts = [] if case is None else [_slug(case)]
     parts += [f"{field}={_slug(value)}" for field, value in settings.items() if field != "seed"]
     seed = [f"seed={settings['seed']}"] if "seed" in settings else []
-    return ",".join(part for part in (_short(",".join(parts)), *seed) if part) or UNNAMED
+    return ",".join(part for part in (_short(",".join(parts), longest), *seed) if part) or UNNAMED
 
 
 def _replaced(recipe: Any, changes: Mapping[str, Any]) -> Any:
@@ -327,7 +329,7 @@ def _slug(value: Any) -> str:
     return f"{safe}-{hashlib.sha256(str(value).encode()).hexdigest()[:6]}"
 
 
-def _short(name: str) -> str:
-    if len(name) <= LONGEST_NAME:
+def _short(name: str, longest: int | None) -> str:
+    if longest is None or len(name) <= longest:
         return name
-    return f"{name[: LONGEST_NAME - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[: longest - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -37,15 +37,16 @@ from fmicl.runs import Run, command_line, read_json, read_settings, write_json
 from fmicl.stopping import handlers_to_replace
 from fmicl.sweep_checks import check_cells
 from fmicl.sweep_folder import (
+    as_it_was,
     difference,
     find_folder,
     key_of,
     last_error,
     locked,
-    names_of,
     not_told_apart_by,
     plain,
 )
+from fmicl.sweep_names import names_of
 from fmicl.sweep_table import Display, Progress, clock, read_progress, scores, summarise, summary_table
 
 __all__ = ["Sweep", "SweepRun", "run_sweep"]
@@ -163,7 +164,10 @@ class Sweep:
             old = before.get(place, {})
             if old and key_of(old["changes"], machine) != key_of(cell.changes, machine):
                 what = difference(old["changes"], cell.changes, machine)
-                raise ValueError(f"{folder} holds a run {place} with other settings ({what}): take another --out")
+                raise ValueError(
+                    f"{folder} holds a run {place} with other settings ({what}): take another --out, "
+                    "or give both values of what differs"
+                )
             path = folder / place
             if Run(path).settings.exists():  # by a version with other defaults, maybe, which the changes don't tell
                 others = cell.recipe.differences(read_settings(Run(path), type(cell.recipe)))
@@ -178,6 +182,8 @@ class Sweep:
             if Run(path).finished or (old.get("state") == "finished" and Run(path).results.exists()):
                 run.state = "finished"
                 run.read_results()
+            if old:
+                run.cell = as_it_was(cell, old, finished=run.state == "finished")
             self.runs.append(run)
         own = {run.path.name: run for run in self.runs}
         names = names_of({**before, **{place: run.entry() for place, run in own.items()}}, recipe, machine)

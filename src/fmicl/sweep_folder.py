@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import dataclasses
 import json
 import re
 import signal
-import typing
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fmicl import locks
-from fmicl.fields import Leaf, leaves
 from fmicl.files import check_writable
-from fmicl.grid import Cell, name_of
+from fmicl.grid import Cell
 from fmicl.runs import new_run, read_json
 
 __all__ = [
     "DATA",
+    "ROUNDING",
+    "as_it_was",
     "difference",
     "find_folder",
     "key_of",
     "last_error",
     "locked",
     "machine_settings",
-    "names_of",
     "not_told_apart_by",
     "plain",
 ]
@@ -146,79 +145,16 @@ def not_told_apart_by(recipe: Any, cells: Sequence[Cell]) -> frozenset[str]:
     return machine_settings(recipe) - set(DATA) - varied
 
 
-def names_of(
-    entries: Mapping[str, Mapping[str, Any]], recipe: Any, machine: frozenset[str]
-) -> dict[str, dict[str, str]]:
-    """What the runs of a folder are called, whichever calls trained them: by their cases and all that they differ in.
+def as_it_was(cell: Cell, entry: Mapping[str, Any], *, finished: bool) -> Cell:
+    """A cell with what sweep.json says of its run: its case, if this call has none, and how a finished one was trained.
 
-    A folder keeps the name that its first call had for the run. That doesn't say what has one value in that call, and
-    others in later ones.
-
-    Args:
-        entries: what sweep.json says of the runs, by their folders.
-        recipe: what they were changed from.
-        machine: settings that don't tell runs apart.
-
-    Returns:
-        For each run its ``name`` and its ``group``, which is the name without the seed: runs of a group differ in
-        nothing else, and may be averaged. What cases set, their names stand for, unless runs of one case differ in it;
-        what has no part in a run, such as InfoNCE's divergence, is not said of it.
-
-    Example:
-        >>> from fmicl.recipes import RECIPES
-        >>> changes = {"seed=0": {"epochs": 2}, "seed=1": {"epochs": 2, "seed": 1}, "epochs=4": {"epochs": 4}}
-        >>> entries = {run: {"case": None, "changes": changed} for run, changed in changes.items()}
-        >>> found = names_of(entries, RECIPES["digits"].recipe, frozenset())
-        >>> {run: names["name"] for run, names in found.items()}
-        {'seed=0': 'epochs=2,seed=0', 'seed=1': 'epochs=2,seed=1', 'epochs=4': 'epochs=4,seed=0'}
-        >>> found["seed=1"]["group"]
-        'epochs=2'
+    Settings of the machine may be others in this call, and a finished run didn't have them.
     """
-    ignored = machine - ROUNDING
-    fields = [leaf for leaf in leaves(type(recipe)) if leaf.name not in ignored]
-    own = plain({leaf.name: leaf.of(recipe) for leaf in fields})
-    settings = {run: _with_part(recipe, {**own, **entry["changes"]}, own) for run, entry in entries.items()}
-    groups = {run: key_of(row, frozenset({"seed"})) for run, row in settings.items()}
-    # A run without a case that has the settings of one goes by its name.
-    case_of = {groups[run]: entry["case"] for run, entry in entries.items() if entry["case"]}
-    cases = {run: entry["case"] or case_of.get(groups[run]) for run, entry in entries.items()}
-    set_by_cases = {x for entry in entries.values() for x in entry.get("case_sets", ())}
-    varied = _varied(settings.values())
-    said = {
-        case: varied - set_by_cases | _varied(settings[run] for run in cases if cases[run] == case)
-        for case in {*cases.values()}
-    }
-    said[None] = varied
-    paths = _told_by_last_part(fields, settings.values())
-
-    def name(run: str, case: str | None, without: str = "") -> str:
-        shown = {x: value for x, value in settings[run].items() if x in said[case] and x != without}
-        return name_of(case, {x: Path(value) if value and x in paths else value for x, value in shown.items()})
-
-    return {
-        run: {"name": name(run, cases[run]), "group": name(run, case_of.get(groups[run]), "seed")} for run in entries
-    }
-
-
-def _with_part(recipe: Any, settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Those of a run's settings that have a part in it."""
-    run = copy.copy(recipe)
-    vars(run).update(settings)  # as they are on record: nothing is checked again
-    parts = run.parts()
-    return {x: settings[x] for x in names if parts.get(x, True)}
-
-
-def _varied(rows: Iterable[Mapping[str, Any]]) -> set[str]:
-    """Settings of which these have several values."""
-    first: dict[str, Any] = {}
-    return {x for row in rows for x, value in row.items() if first.setdefault(x, value) != value}
-
-
-def _told_by_last_part(fields: Iterable[Leaf], rows: Collection[Mapping[str, Any]]) -> set[str]:
-    """Settings that are paths whose last parts are as many as they are, so that names can do with these."""
-    paths = [leaf.name for leaf in fields if Path in (leaf.type, *typing.get_args(leaf.type))]
-    values = {x: {row[x] for row in rows if row.get(x)} for x in paths}
-    return {x for x, found in values.items() if len({Path(path).name for path in found}) == len(found)}
+    if finished:
+        cell = dataclasses.replace(cell, changes=entry["changes"])
+    if entry["case"] and not cell.case:
+        cell = dataclasses.replace(cell, case=entry["case"], case_sets=tuple(entry.get("case_sets", entry["changes"])))
+    return cell
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any], machine: frozenset[str]) -> str:

@@ -168,6 +168,7 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NO_PROXY", "localhost")  # is no proxy
     encoder, _ = build_sentence_encoder("me/tiny", "cls")  # it was downloaded before
     assert encoder.num_features == build(bert)[0].num_features
     with pytest.raises(ValueError, match=r"'me/other' can't be had: it is no folder here, and the hub did not give it"):

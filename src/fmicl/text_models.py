@@ -203,9 +203,9 @@ def _finds_hub() -> bool:
     """Whether the hub has an address here. Without a network it would be asked for a minute, file by file and again."""
     from huggingface_hub import constants
 
-    if urllib.request.getproxies():  # they look it up themselves
-        return True
     hub = urlsplit(constants.ENDPOINT)
+    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # a proxy looks it up itself
+        return True
     try:
         socket.getaddrinfo(hub.hostname, hub.port)
     except OSError:

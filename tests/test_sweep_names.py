@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from fmicl.grid import cells
@@ -129,6 +132,39 @@ def test_a_case_does_not_hide_what_another_case_sets() -> None:
     calls: list[tuple[dict[str, tuple[Any, ...]], list[Any]]] = [({"epochs": (2,)}, [SIMCLR]), ({"epochs": (4,)}, [JS])]
     long = ("Long", {"epochs": 8, "divergence": "pearson"})
     assert [name for name, _ in shown(*calls, ({}, [long]))] == ["SimCLR,epochs=2", "JS,epochs=4", "Long"]
+
+
+@st.composite
+def any_runs(draw: st.DrawFn) -> dict[str, Any]:
+    """Runs of several calls, with cases and without; settings among them that have no part."""
+    values: dict[str, list[Any]] = {
+        "objective": ["fmicl", "infonce"], "divergence": ["kl", "js"], "temperature": [0.2, 0.5],
+        "method": ["simclr", "moco"], "queue": [4096, 256], "epochs": [100, 2], "precision": ["auto", "32"],
+        "data_dir": ["a/x", "b/x", "b/y"], "seed": [0, 1],
+    }  # fmt: skip
+    sets = draw(st.fixed_dictionaries({case: st.sets(st.sampled_from(sorted(values)), max_size=3) for case in "AB"}))
+    some = st.fixed_dictionaries({}, optional={field: st.sampled_from(found) for field, found in values.items()})
+    found = draw(st.lists(st.tuples(st.sampled_from([None, "A", "B"]), some), min_size=1, max_size=6))
+    return {
+        str(i): {"case": case, "case_sets": sorted(sets[case]) if case else [], "changes": changed}
+        for i, (case, changed) in enumerate(found)
+    }
+
+
+@settings(deadline=None, max_examples=1000)
+@given(any_runs())
+def test_runs_are_averaged_if_and_only_if_they_differ_in_nothing_but_the_seed(entries: dict[str, Any]) -> None:
+    def changed(run: str) -> dict[str, Any]:
+        own = {field: getattr(DIGITS, field) for field in entries[run]["changes"]}
+        return {x: value for x, value in entries[run]["changes"].items() if value != own[x] and x != "seed"}
+
+    found = names_of(entries, DIGITS, frozenset({"precision"}))
+    for one, other in itertools.combinations(entries, 2):
+        same = changed(one) == changed(other)
+        assert (found[one]["group"] == found[other]["group"]) == same, found
+        if found[one]["name"] == found[other]["name"]:
+            assert same, found
+            assert entries[one]["changes"].get("seed", 0) == entries[other]["changes"].get("seed", 0), found
 
 
 def test_long_names_are_whole() -> None:

@@ -32,7 +32,7 @@ def names_of(entries: _Rows, recipe: Any, machine: frozenset[str]) -> dict[str, 
     Returns:
         For each run its ``name`` and its ``group``, which is the name without the seed. A case's name stands for what
         the case sets, unless its own runs differ in it. What has no part in a run, such as InfoNCE's divergence, is
-        not said of it, unless nothing else tells two groups apart.
+        not said of it, unless without that two would have the same name.
 
     Example:
         >>> from fmicl.recipes import RECIPES
@@ -81,11 +81,9 @@ def names_of(entries: _Rows, recipe: Any, machine: frozenset[str]) -> dict[str, 
         return {run: {"name": name(run, cases[run]), "group": name(run, common[keys[run]], "seed")} for run in rows}
 
     found = named({run: _with_part(recipe, row) for run, row in rows.items()})
-    keys_of: dict[str, set[str]] = {}
-    for run, names in found.items():
-        keys_of.setdefault(names["group"], set()).add(keys[run])
-    in_full = named(rows)
-    return {run: names if len(keys_of[names["group"]]) == 1 else in_full[run] for run, names in found.items()}
+    owner: dict[tuple[str, str], str] = {}
+    shared = any(owner.setdefault(name, keys[run]) != keys[run] for run in found for name in found[run].items())
+    return named(rows) if shared else found
 
 
 def _with_part(recipe: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def summarise(finished: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[st
     """Mean and spread over the runs of each group.
 
     Args:
-        finished: pairs of a group (see :func:`fmicl.sweep_folder.names_of`) and a run's results.
+        finished: pairs of a group (see :func:`fmicl.sweep_names.names_of`) and a run's results.
 
     Returns:
         For each group, its number of runs, and for each score mean, standard deviation (None for one run) and values.

@@ -26,7 +26,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from reproduction import COLUMNS, ROOT, Record, is_main, load
 
-from fmicl.files import write_whole
+from fmicl.utils.files import write_whole
 
 __all__ = ["PANELS", "Curve", "curves", "described", "draw", "main"]
 

@@ -27,8 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from fmicl.files import write_whole
-from fmicl.runs import read_json
+from fmicl.utils.files import read_json, write_whole
 
 __all__ = ["differences", "machine_fields", "main", "make_record", "record_name", "render"]
 
@@ -100,7 +99,7 @@ def _without_folders(value: Any) -> Any:
 def _command(words: Iterable[str]) -> str:
     """The command as one line, with the user's folders replaced by words."""
     first, *rest = words
-    module = {"__main__.py": "fmicl", "cli.py": "fmicl.cli"}.get(first)
+    module = {"__main__.py": "fmicl", "cli.py": "fmicl.cli.main"}.get(first)
     shown = ["python", "-m", module] if module else [first]
     before = ""
     for word in rest:
@@ -128,8 +127,8 @@ def _number(text: str) -> float | None:
 
 
 def _default(recipe: str) -> Any:
-    from fmicl.recipes import RECIPES
-    from fmicl.text_recipes import TEXT_RECIPES
+    from fmicl.config.recipes import RECIPES
+    from fmicl.config.text_recipes import TEXT_RECIPES
 
     entries: dict[str, Any] = {**RECIPES, **TEXT_RECIPES}
     return entries[recipe].recipe if recipe in entries else None
@@ -137,7 +136,7 @@ def _default(recipe: str) -> Any:
 
 def machine_fields(recipe: str) -> frozenset[str]:
     """Settings that say where a run was trained, and those of what is looked at meanwhile."""
-    from fmicl.sweep_folder import machine_settings
+    from fmicl.sweep.folder import machine_settings
 
     return machine_settings(_default(recipe)) | WATCHING
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertTokenizer
 
-from fmicl.files import write_whole
+from fmicl.utils.files import write_whole
 
 __all__ = [
     "Batch", "Rows", "fingerprint", "held_out_batches", "make_batch", "make_rows", "mask_tokens", "pack", "read_lines",

@@ -15,8 +15,8 @@ if not torch.cuda.is_available():
 @pytest.fixture
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave evaluation and page out where a test is not about them."""
-    monkeypatch.setattr("fmicl.training.evaluate_run", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.evaluate_run", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
 
 
 @pytest.fixture

@@ -15,39 +15,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fmicl import estimators as estimators
-    from fmicl import functional as functional
+    from fmicl import information as information
     from fmicl import kernels as kernels
     from fmicl import losses as losses
-    from fmicl import sts as sts
     from fmicl import theory as theory
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
-    from fmicl.exported import load_encoder as load_encoder
+    from fmicl.evaluation import sts as sts
     from fmicl.losses import AlignUniformLoss as AlignUniformLoss
+    from fmicl.losses import Cosine as Cosine
     from fmicl.losses import FMICLLoss as FMICLLoss
+    from fmicl.losses import Gaussian as Gaussian
     from fmicl.losses import InfoNCELoss as InfoNCELoss
+    from fmicl.losses import Similarity as Similarity
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
-    from fmicl.similarities import Cosine as Cosine
-    from fmicl.similarities import Gaussian as Gaussian
-    from fmicl.similarities import Similarity as Similarity
+    from fmicl.losses import functional as functional
+    from fmicl.runs.export import load_encoder as load_encoder
 
 __version__ = "0.1.0"
 
-_MODULES = ("estimators", "functional", "kernels", "losses", "sts", "theory")
+_MODULES = {
+    "functional": "losses.functional",
+    "information": "information",
+    "kernels": "kernels",
+    "losses": "losses",
+    "sts": "evaluation.sts",
+    "theory": "theory",
+}
 _HOMES = {
     "AlignUniformLoss": "losses",
-    "Cosine": "similarities",
+    "Cosine": "losses",
     "Divergence": "divergences",
     "FMICLLoss": "losses",
-    "Gaussian": "similarities",
+    "Gaussian": "losses",
     "InfoNCELoss": "losses",
-    "Similarity": "similarities",
+    "Similarity": "losses",
     "SpectralContrastiveLoss": "losses",
     "divergence": "divergences",
     "list_divergences": "divergences",
-    "load_encoder": "exported",
+    "load_encoder": "runs.export",
 }
 
 EXTRAS = {
@@ -85,7 +92,7 @@ def __getattr__(name: str) -> Any:
             how = how_to_install(EXTRAS[package])
             raise ImportError(f"fmicl.{name} needs the package {package}, which is not there: {how}") from error
     elif name in _MODULES:
-        value = import_module(f"fmicl.{name}")
+        value = import_module(f"fmicl.{_MODULES[name]}")
     else:
         raise AttributeError(f"module 'fmicl' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
     globals()[name] = value

@@ -12,12 +12,12 @@ from fmicl import EXTRAS, __version__, how_to_install
 
 
 def main() -> int:
-    """Run :func:`fmicl.cli.main`; where a package of an extra is missing, say which extra, with exit code 2."""
+    """Run :func:`fmicl.cli.main.main`; where a package of an extra is missing, say which extra, with exit code 2."""
     if sys.argv[1:] == ["--version"]:
         print(f"fmicl {__version__}")
         return 0
     try:
-        from fmicl.cli import main as run
+        from fmicl.cli.main import main as run
 
         return run()
     except ModuleNotFoundError as error:

@@ -5,12 +5,11 @@
 :func:`tokenise_file` turns a text file into tokens, and :class:`SentenceStream` these into batches.
 """
 
-from fmicl.data.fingerprint import fingerprint, what_changed
-from fmicl.data.folders import find_images
-from fmicl.data.lines import LineReader
-from fmicl.data.loading import DatasetInfo, dataset_info, list_datasets, load_images, named_folder
-from fmicl.data.plain import pictures, plain_batches
-from fmicl.data.samples import (
+from fmicl.data.images.fingerprint import fingerprint, what_changed
+from fmicl.data.images.folders import find_images
+from fmicl.data.images.loading import DatasetInfo, dataset_info, list_datasets, load_images, named_folder
+from fmicl.data.images.plain import pictures, plain_batches
+from fmicl.data.images.samples import (
     ArraySamples,
     FileSamples,
     Samples,
@@ -22,9 +21,10 @@ from fmicl.data.samples import (
     split_by_name,
     stratified_split,
 )
-from fmicl.data.sentences import SentenceStream, padded_width
-from fmicl.data.stream import Batch, Stream, ViewStream
-from fmicl.data.tokens import Sentences, cache_root, text_changed, tokenise_file
+from fmicl.data.images.stream import Batch, Stream, ViewStream
+from fmicl.data.text.lines import LineReader
+from fmicl.data.text.sentences import SentenceStream, padded_width
+from fmicl.data.text.tokens import Sentences, cache_root, text_changed, tokenise_file
 
 __all__ = [
     "ArraySamples",

@@ -166,7 +166,7 @@ class Divergence(ABC):
             >>> bool(torch.isclose(mine.penalty(torch.tensor(1.0)), torch.tensor(1.0).exp()))
             True
         """
-        from fmicl.divergences.generated import Generated
+        from fmicl.divergences.custom import Generated
 
         return Generated.checked(f, name)
 

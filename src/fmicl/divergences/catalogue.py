@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmicl.divergences.base import Divergence
-from fmicl.special import expm1, log_lambert_w
+from fmicl.divergences.special import expm1, log_lambert_w
 
 __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
 

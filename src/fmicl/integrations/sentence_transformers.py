@@ -14,13 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fmicl
-from fmicl.checks import Negatives
 from fmicl.divergences import Divergence
-from fmicl.functional import make_similarity, sum_terms, terms_of_pairs
 from fmicl.kernels import world_of
-from fmicl.numerics import normalise
-from fmicl.pairs import Block, Pairs
-from fmicl.similarities import Gaussian, Similarity
+from fmicl.losses.functional import make_similarity, sum_terms, terms_of_pairs
+from fmicl.losses.pairing import Block, Pairs
+from fmicl.losses.similarities import Gaussian, Similarity
+from fmicl.utils.numerics import normalise
+from fmicl.utils.validation import Negatives
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer

@@ -27,7 +27,7 @@ from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differentiably, world_of
 from fmicl.kernels.contract import Backend, PairFunction, Square
 from fmicl.kernels.partners import apart
-from fmicl.numerics import widened
+from fmicl.utils.numerics import widened
 
 __all__ = [
     "Kernel",

@@ -12,7 +12,7 @@ from fmicl.kernels import reference
 from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
 from fmicl.kernels.transforms import is_batched
-from fmicl.numerics import exact_matmul, widened
+from fmicl.utils.numerics import exact_matmul, widened
 
 __all__ = ["pair_sum", "row_logsumexp", "used_once"]
 

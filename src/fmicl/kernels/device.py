@@ -63,7 +63,7 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         return base * root, root
     else:
         tl.static_assert(KIND == "free_jeffrey")
-        # log W(e^(1-z)) by Newton's method from above, as in fmicl.special
+        # log W(e^(1-z)) by Newton's method from above, as in fmicl.divergences.special
         s = -z
         bound = tl.minimum(0.5 * s, s + 1)
         root = tl.where(s > 0, tl.minimum(bound, tl.log(1 + tl.maximum(s, 0))), bound)

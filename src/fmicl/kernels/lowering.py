@@ -18,8 +18,8 @@ from fmicl.divergences import (
     Tsallis,
     Weighted,
 )
+from fmicl.divergences.critic import Critic
 from fmicl.kernels.contract import PairFunction, Square
-from fmicl.similarities import Critic
 
 __all__ = ["LOG2E", "Lowered", "lower"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels.contract import PairFunction
-from fmicl.numerics import exact_matmul
+from fmicl.utils.numerics import exact_matmul
 
 __all__ = ["pair_sum", "row_logsumexp"]
 
@@ -44,7 +44,7 @@ def _skipped(x: Tensor, other: Tensor, skip: int, paired: bool = False) -> Tenso
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a b^T by `fmicl.numerics.exact_matmul`; compiled by torch.compile, by whatever torch is set to."""
+    """a b^T by `fmicl.utils.numerics.exact_matmul`; compiled by torch.compile, by whatever torch is set to."""
     if torch.compiler.is_compiling():  # which can't trace what has forward derivatives of its own
         return a @ b.T
     products: Tensor = _Products.apply(a, b)

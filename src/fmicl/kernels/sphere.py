@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels import sphere_device as device
-from fmicl.kernels.launch import launch
-from fmicl.numerics import normalise
+from fmicl.utils.numerics import normalise
+from fmicl.utils.triton import launch
 
 __all__ = ["add_slopes", "distances", "onto_sphere"]
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels.contract import Normaliser, PairFunction
-from fmicl.numerics import exact_matmul
+from fmicl.utils.numerics import exact_matmul
 
 __all__ = [
     "count_cosines",

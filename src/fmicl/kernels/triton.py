@@ -17,8 +17,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fmicl.kernels import device
 from fmicl.kernels.contract import Normaliser, PairFunction
-from fmicl.kernels.launch import launch
 from fmicl.kernels.lowering import LOG2E, Lowered, lower
+from fmicl.utils.triton import launch
 
 __all__ = ["TritonBackend", "interpreting"]
 

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fmicl.fast import Recorded, record, speed_up, speed_up_head, suits
 from fmicl.kernels import triton_runs_on
 from fmicl.methods.rotation import Rotation
-from fmicl.models import projection_head
-from fmicl.norms import by_past
+from fmicl.models.fast import Recorded, record, speed_up, speed_up_head, suits
+from fmicl.models.norms import by_past
+from fmicl.models.vision import projection_head
 
 if TYPE_CHECKING:
     from fmicl.data import Batch
@@ -220,7 +220,7 @@ class Method(LightningModule):
     def compile_parts(self, device: torch.device, *, alone: bool = True) -> None:
         """Make what runs in each step faster, in place, so that names in checkpoints stay what they are.
 
-        A network that `fmicl.fast` knows gets its kernels, and then needs no compiler; others are compiled.
+        A network that `fmicl.models.fast` knows gets its kernels, and then needs no compiler; others are compiled.
 
         Args:
             device: where training will be.
@@ -314,7 +314,7 @@ class MomentumMethod(Method):
 
     Batch normalisation by the statistics of the batch makes each key know which batch it is of, and so does each query:
     where negatives are of other batches (MoCo's queue), a network can learn to tell batches apart in place of samples.
-    With ``statistics="past"`` keys are normalised by those of the batches before (:class:`fmicl.norms.PastNorm`), and
+    With ``statistics="past"`` keys are normalised by those of the batches before (:class:`fmicl.models.norms.PastNorm`), and
     the key of a sample doesn't depend on the rest of its batch. Cai et al., "Exponential Moving Average Normalization
     for Self-supervised and Semi-supervised Learning", 2021, take an average of the first encoder's in their place.
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fmicl.kernels.columns import gather_rows, world_of
 from fmicl.methods.base import Compared, MomentumMethod, Optimisation
-from fmicl.numerics import normalise
+from fmicl.utils.numerics import normalise
 
 if TYPE_CHECKING:
     from fmicl.data import Batch
@@ -31,7 +31,7 @@ class MoCo(MomentumMethod):
             together, so that queries and keys have the same statistics of the batch: take ``statistics="past"``.
 
     Example:
-        >>> from fmicl.models import SmallConv
+        >>> from fmicl.models.vision import SmallConv
         >>> method = MoCo(SmallConv(), nn.Identity(), Optimisation(), dim=8, hidden=16, queue=32)
         >>> method.enqueue(torch.ones(20, 8)); method.enqueue(torch.ones(20, 8))
         >>> int(method.queue_position), tuple(method.queue.shape)

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from fmicl.methods.base import Compared, MomentumMethod, Optimisation
-from fmicl.models import predictor
+from fmicl.models.vision import predictor
 
 
 class MoCoV3(MomentumMethod):
@@ -22,7 +22,7 @@ class MoCoV3(MomentumMethod):
         encoder: as in :class:`fmicl.methods.base.MomentumMethod`, and the others alike.
 
     Example:
-        >>> from fmicl.models import SmallConv
+        >>> from fmicl.models.vision import SmallConv
         >>> method = MoCoV3(SmallConv(), nn.Identity(), Optimisation(total_steps=10), dim=8, hidden=16)
         >>> start = method.momentum(); method.batches = 10
         >>> round(start, 4), round(method.momentum(), 4)

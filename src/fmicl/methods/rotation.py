@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.checks import require_positive
 from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
-from fmicl.estimators import label_information
-from fmicl.models import mlp
-from fmicl.norms import unmoved
+from fmicl.information.bounds import label_information
+from fmicl.models.norms import unmoved
+from fmicl.models.vision import mlp
+from fmicl.utils.validation import require_positive
 
 __all__ = ["TURNS", "Rotation", "finite_at_zero", "turned"]
 
@@ -28,7 +28,7 @@ class Rotation(nn.Module):
 
     .. math:: L = -w \Big( E[s(r_t(z))] - E\Big[\tfrac14 \sum_k p(r_k(z))\Big] \Big) \ge -w I_f(Z; T)
 
-    It is the bound that f-MICL maximises between two views (`fmicl.estimators.label_information`), of features and
+    It is the bound that f-MICL maximises between two views (`fmicl.information.label_information`), of features and
     turns. With KL it is w (cross-entropy - log 4), the term of Dangovski et al., "Equivariant Contrastive Learning",
     2022 (E-SSL), who take w = 0.4 and on CIFAR-10 images of half the side. Otherwise than theirs, the images that are
     turned are the first views, made smaller, and not a third crop; the head has batch normalisation in place of layer
@@ -46,7 +46,7 @@ class Rotation(nn.Module):
         ValueError: such a divergence, or numbers that can't be meant.
 
     Example:
-        >>> from fmicl.models import SmallConv
+        >>> from fmicl.models.vision import SmallConv
         >>> encoder = SmallConv()
         >>> rotation = Rotation(encoder.num_features, "kl", weight=0.4, size=4, hidden=16)
         >>> rotation(encoder, torch.randn(2, 1, 8, 8)).shape

@@ -21,7 +21,7 @@ class SimCLR(Method):
 
     Example:
         >>> from fmicl.methods.base import Optimisation
-        >>> from fmicl.models import SmallConv
+        >>> from fmicl.models.vision import SmallConv
         >>> method = SimCLR(SmallConv(), torch.nn.Identity(), Optimisation(), dim=8, hidden=16)
         >>> method.embed(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 8])

@@ -1,0 +1,1 @@
+"""Settings of a training run, and the recipes that carry them."""

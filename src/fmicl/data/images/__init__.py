@@ -1,0 +1,1 @@
+"""Image data sets, and their batches of views."""

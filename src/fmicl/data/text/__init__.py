@@ -1,0 +1,1 @@
+"""Text files as tokens, and their batches of views."""

@@ -1,0 +1,1 @@
+"""Evaluation of frozen features: k-NN, linear probe, STS, geometry of embeddings."""

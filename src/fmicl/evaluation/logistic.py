@@ -1,0 +1,70 @@
+"""Multinomial logistic regression to convergence, on any device, in few iterations: the probe's solver."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fmicl.evaluation.lbfgs import minimise
+
+# At a time: samples on a CPU, and logits on an accelerator (128 MiB of them, whatever the number of classes).
+_ROWS_CPU = 2048
+_LOGITS = 2**25
+
+
+class LogisticRegression:
+    r"""Minimises mean cross-entropy of W x + b plus decay / 2 |W|^2, warm-started from fit to fit.
+
+    The Hessian never exceeds (S / 2 + decay) for each class, S being the covariance of the features
+    (Boehning, 1992). In the eigenbasis of S that bound is diagonal, and dividing by its root before L-BFGS
+    takes the ill condition of real features (a few strong directions, many faint ones) out of the problem.
+
+    Args:
+        features: (N, d) float32, centred, in coordinates where their covariance is (nearly) diagonal.
+        labels: (N,) int64 from 0 to classes - 1.
+        classes: number of classes.
+        spectrum: (d,) the variances along these coordinates.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, classes: int, spectrum: Tensor) -> None:
+        self.features, self.labels, self.spectrum = features, labels, spectrum
+        self.weight = features.new_zeros(classes, features.shape[1])
+        self.bias = features.new_zeros(classes, 1)
+
+    def fit(self, decay: float, max_iterations: int) -> bool:
+        """Minimise from where the weights are now; says whether that converged within the limit."""
+        scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt()
+        shape, parts = (len(self.weight), len(scale)), [self.weight.shape[1], 1]
+
+        def objective(point: Tensor) -> tuple[Tensor, Tensor]:
+            weight, bias = (scale * point.view(shape)).split_with_sizes(parts, dim=1)
+            loss, *gradients = self._objective(weight, bias, decay)
+            return loss, (scale * torch.cat(gradients, dim=1)).flatten()
+
+        start = torch.cat([self.weight, self.bias], dim=1) / scale
+        point, converged = minimise(objective, start.flatten(), iterations=max_iterations)
+        self.weight, self.bias = (scale * point.view(shape)).split_with_sizes(parts, dim=1)
+        return converged
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(Q, classes) logits of (Q, d) features."""
+        return functional.linear(features, self.weight, self.bias.squeeze(1))
+
+    def _objective(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, and its gradients by weight and bias."""
+        # Classes run along rows throughout: with few of them, these products and this softmax are several times
+        # faster than in the usual layout. On a CPU, samples come in portions that its cache holds for both products.
+        count = len(self.features)
+        rows = _ROWS_CPU if weight.device.type == "cpu" else max(1, _LOGITS // len(weight))
+        losses: list[Tensor] = []
+        weight_gradient, bias_gradient = decay * weight, torch.zeros_like(bias)
+        for start in range(0, count, rows):
+            x, labels = self.features[start : start + rows], self.labels[start : start + rows].unsqueeze(0)
+            logs = functional.log_softmax(torch.addmm(bias, weight, x.T), dim=0)
+            losses.append(-logs.gather(0, labels).mean() * (len(x) / count))
+            error = logs.exp_().scatter_add_(0, labels, logs.new_full((1, len(x)), -1.0))
+            weight_gradient.addmm_(error, x, alpha=1.0 / count)
+            bias_gradient += error.sum(dim=1, keepdim=True) / count
+        loss = torch.stack([*losses, decay / 2 * weight.square().sum()]).sum()
+        return loss, weight_gradient, bias_gradient

@@ -1,0 +1,323 @@
+"""Which embeddings meet which: a batch made ready for any objective, on one process or several."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from fmicl import kernels
+from fmicl.divergences import KL
+from fmicl.divergences.critic import Critic
+from fmicl.kernels import Kernel, PairFunction, Precision, World
+from fmicl.kernels.transforms import in_transforms
+from fmicl.utils.numerics import normalise
+from fmicl.utils.validation import Negatives, require_mode
+
+__all__ = ["Options", "Pairs", "check_options", "options_words"]
+
+# exp(-x) for x up to this is an ordinary number of the type
+_EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
+_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Options(TypedDict, total=False):
+    """How an objective is computed; the same for each of them."""
+
+    normalised: bool
+    """True if the embeddings have unit length already (default False: they are normalised here). It is taken at its
+    word: of rows of another length a loss makes wrong numbers."""
+    kernel: Kernel
+    """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
+    precision: Precision
+    """Of the Triton kernel. "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for half-precision
+    input and high otherwise. The other kernels are always float32 or wider, TF32
+    excluded, whatever torch is set to."""
+    gather: bool
+    """Where several processes run: take negatives from all of them (default), or False to keep to one's own.
+    Explicit negatives are taken as they are given on each process."""
+
+
+_DEFAULTS: Options = {"normalised": False, "kernel": "auto", "precision": "auto", "gather": True}
+
+
+def check_options(**options: Unpack[Options]) -> None:
+    """Refuse what can't be meant, before the first batch."""
+    unknown = sorted(set(options) - set(Options.__annotations__))
+    if unknown:
+        raise TypeError(
+            f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}. "
+            "A divergence's own parameters go to it: fmicl.divergence('tsallis', order=2.0)"
+        )
+    options = _DEFAULTS | options
+    for name in ("normalised", "gather"):
+        value = options.get(name)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} is True or False, got {name}={value!r}")
+    kernels.require_kernel(options["kernel"], options["precision"])
+
+
+def options_words(**options: Unpack[Options]) -> str:
+    """The options that say something else than the defaults, for the end of a loss's repr.
+
+    Example:
+        >>> options_words(kernel="tiled", precision="auto", gather=False)
+        ', kernel=tiled, gather=False'
+    """
+    return "".join(f", {name}={value}" for name, value in options.items() if value != _DEFAULTS.get(name))
+
+
+class Block(NamedTuple):
+    """Rows against columns (None: themselves), without j = i + skip; weight 2 stands for the mirrored block too.
+
+    Attributes:
+        rows: of this process.
+        columns: of this process; those of the others come by themselves.
+        skip: see `fmicl.kernels.contract`.
+        weight: how often each pair counts.
+        number: of pairs in all processes, counted so.
+        world: whose columns there are.
+    """
+
+    rows: Tensor
+    columns: Tensor | None
+    skip: int | None
+    weight: int
+    number: int
+    world: World
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two views on the unit sphere and their negatives.
+
+    Attributes:
+        x: first view, (N, d), of unit length: float32 or float64, or bfloat16 if it came so and that will do.
+        y: second view, likewise.
+        blocks: the negatives.
+        world: the processes whose rows make the batch.
+        kernel: implementation of the sums over pairs.
+        fast: whether bfloat16 will do.
+        distances: |x_i - y_i|^2, (N,), where they are known already.
+    """
+
+    x: Tensor
+    y: Tensor
+    blocks: tuple[Block, ...]
+    world: World
+    kernel: Kernel
+    fast: bool
+    distances: Tensor | None = None
+
+    @classmethod
+    def prepare(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        negatives: Negatives | Tensor,
+        columns: Sequence[Tensor] = (),
+        **options: Unpack[Options],
+    ) -> Pairs:
+        """Check the input, put it onto the sphere and lay out the negatives.
+
+        Half precision is widened, unless it lies on the sphere already and `fast` will do: then no copy is made.
+
+        Args:
+            x: first view, (N, d).
+            y: second view, (N, d).
+            negatives: as in `fmicl.functional`.
+            columns: (N, d) each, which the caller lays out; here they are only checked, on all processes together.
+            options: how it is computed.
+
+        Raises:
+            ValueError: if the input can't be a batch of two views; it names what was seen.
+        """
+        check_options(**options)
+        options = _DEFAULTS | options
+        explicit = negatives if isinstance(negatives, Tensor) else None
+        wrong: ValueError | None = None
+        same = ""
+        try:
+            _check(x, y, negatives, columns)
+            kind = negatives if explicit is None else explicit.dtype
+            same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
+        except ValueError as error:
+            wrong = error  # where several processes run, the others must hear of it before this one leaves
+        world = kernels.world_of(x, options["gather"], wrong, same)
+        if explicit is None and world.total < 2:
+            raise ValueError(
+                f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
+            )
+        named = [x, y] if explicit is None else [x, y, explicit]
+        kernel, precision = _within_transforms(options["kernel"], world), options["precision"]
+        half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
+        fast = precision == "fast" or (precision == "auto" and half)
+        as_it_is = fast and options["normalised"] and all(v.dtype == torch.bfloat16 for v in named)
+        widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
+        distances = None
+        if as_it_is:
+            ready = named
+        elif options["normalised"]:
+            ready = [value.to(widest) for value in named]
+        elif kernels.sphere_suits(x, y, kernel) and widest == torch.float32:
+            *ready, distances = kernels.onto_sphere(x, y)
+            ready += [normalise(value.to(widest)) for value in named[2:]]
+        else:
+            ready = [normalise(value.to(widest)) for value in named]
+        if distances is None and kernel != "reference":
+            *views, distances = kernels.apart(ready[0], ready[1], kernels.sphere_suits(ready[0], ready[1], kernel))
+            ready = [*views, *ready[2:]]
+        blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
+        return cls(ready[0], ready[1], blocks, world, kernel, fast, distances)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which everything but the products is computed."""
+        return torch.promote_types(self.x.dtype, torch.float32)
+
+    def squared_distances(self) -> Tensor:
+        """|x_i - y_i|^2 of the two views of each sample, (N,)."""
+        if self.distances is not None:
+            return self.distances
+        return (self.x.to(self.dtype) - self.y.to(self.dtype)).square().sum(dim=-1)
+
+    def detached(self) -> Pairs:
+        """The same batch, with no gradient to compute."""
+        blocks = tuple(
+            block._replace(rows=block.rows.detach(), columns=None if block.columns is None else block.columns.detach())
+            for block in self.blocks
+        )
+        distances = None if self.distances is None else self.distances.detach()
+        return replace(self, x=self.x.detach(), y=self.y.detach(), blocks=blocks, distances=distances)
+
+    def mean_of_rows(self, values: Tensor) -> Tensor:
+        """This process's share of a mean over all rows: over processes these average to that mean."""
+        return values.sum() * (self.world.size / (self.world.total * (len(values) // len(self.x))))
+
+    def mean(self, function: PairFunction) -> Tensor:
+        """Likewise, of a function over all negatives."""
+        totals = [
+            block.weight
+            * kernels.pair_sum(
+                block.rows, block.columns, function, block.skip,
+                kernel=self.kernel, fast=self.fast, world=block.world,
+            )
+            for block in self.blocks
+        ]  # fmt: skip
+        return torch.stack(totals).sum() * (self.world.size / self.count())
+
+    def global_mean(self, function: PairFunction) -> Tensor:
+        """The mean of a function over all negatives of all processes, the same on each."""
+        return kernels.all_sum(self.mean(function), self.world) / self.world.size
+
+    def count_cosines(self) -> Tensor:
+        """How many negatives of this process have their inner product in each of equal parts of [-1, 1]: (bins,)."""
+        return torch.stack(
+            [block.weight * kernels.count_cosines(block.rows, block.columns, block.skip) for block in self.blocks]
+        ).sum(dim=0)
+
+    def log_mean_exp(self, scale: float) -> Tensor:
+        """log mean exp(scale * c) over all negatives of all processes, the same on each.
+
+        Each row counts alike, also where processes have explicit negatives in different numbers.
+        """
+        if 2 * scale <= _EXPONENT_RANGE[self.dtype]:
+            # no term underflows: one pass gives value and gradient
+            return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
+        share = -math.log(self.count())  # of the rows of this process
+        totals = [
+            math.log(block.weight)
+            + kernels.all_logsumexp(self._rows(block, scale).logsumexp(dim=0) + share, self.world)
+            for block in self.blocks
+        ]
+        return torch.stack(totals).logsumexp(dim=0)
+
+    def row_logsumexp(self, scale: float) -> Tensor:
+        """log sum_j exp(scale * c_ij) of each row over its negatives: (N,), or x_0 y_0 x_1 ..., (2 N,), for "both"."""
+        if len(self.blocks) == 1:
+            return self._rows(self.blocks[0], scale)
+        views = torch.stack([self.x, self.y], dim=1).flatten(0, 1)
+        world = self.world._replace(sizes=tuple(2 * size for size in self.world.sizes))
+        # one symmetric sum over all views: less than its blocks cost one by one
+        return kernels.row_logsumexp(
+            views, None, scale, 0, kernel=self.kernel, fast=self.fast, world=world, paired=True
+        )
+
+    def count(self) -> int:
+        """Negatives of all processes."""
+        return sum(block.number for block in self.blocks)
+
+    def _rows(self, block: Block, scale: float) -> Tensor:
+        return kernels.row_logsumexp(
+            block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
+        )
+
+
+def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tensor]) -> None:
+    named = {"x": x, "y": y} | {f"negatives column {k}": column for k, column in enumerate(columns, 1)}
+    if isinstance(negatives, Tensor):
+        named["negatives"] = negatives
+    else:
+        require_mode(negatives)
+    for name, value in named.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{name} must be a tensor of embeddings (N, d), got {type(value).__name__}")
+        if value.dim() != 2:
+            raise ValueError(f"{name} must have two dimensions (N, d), got shape {tuple(value.shape)}")
+        if value.dtype not in _TYPES:
+            raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {value.dtype}")
+        if value.device != x.device:
+            raise ValueError(f"{name} is on {value.device} but x is on {x.device}")
+    if x.shape != y.shape:
+        raise ValueError(
+            f"x and y must have the same shape, one row for each sample; got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    if x.numel() == 0:
+        raise ValueError(f"embeddings need at least one row and one dimension, got shape {tuple(x.shape)}")
+    if isinstance(negatives, Tensor) and (negatives.shape[1] != x.shape[1] or len(negatives) == 0):
+        raise ValueError(
+            f"explicit negatives must be (M, d) with M > 0 and x's d; got {tuple(negatives.shape)} "
+            f"for x of shape {tuple(x.shape)}"
+        )
+    for column in columns:
+        if column.shape != x.shape:
+            raise ValueError(f"a negatives column has shape {tuple(column.shape)}, the anchors {tuple(x.shape)}")
+
+
+def _within_transforms(kernel: Kernel, world: World) -> Kernel:
+    """Within torch.func's grad, vmap and the like, the reference: it is plain autograd, which they go through.
+
+    Raises:
+        ValueError: another kernel was asked for, or several processes share the batch.
+    """
+    if not in_transforms():
+        return kernel
+    if kernel not in ("auto", "reference"):
+        raise ValueError(f"torch.func goes through kernel='auto' or 'reference' only, got kernel={kernel!r}")
+    if world.size > 1:
+        raise ValueError(
+            f"torch.func can't go through a loss over {world.size} processes; gather=False keeps to one's own"
+        )
+    return "reference"
+
+
+def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None, world: World) -> tuple[Block, ...]:
+    n = world.total
+    if explicit is not None:
+        # its columns are here already: nobody is asked for theirs
+        return (Block(x, explicit, None, 1, n * len(explicit), World(0, (len(x),))),)
+    others = n * (n - 1)
+    if negatives == "anchor":
+        return (Block(x, None, 0, 1, others, world),)
+    if negatives == "cross":
+        return (Block(x, y, 0, 1, others, world),)
+    return (
+        Block(x, None, 0, 1, others, world),
+        Block(y, None, 0, 1, others, world),
+        Block(x, y, 0, 2, 2 * others, world),
+    )

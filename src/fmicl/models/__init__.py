@@ -1,0 +1,1 @@
+"""Encoders, heads and normalisation: what turns a view into an embedding."""

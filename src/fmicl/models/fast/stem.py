@@ -1,0 +1,93 @@
+"""The first convolution of a network on images: three channels in, many out.
+
+Three channels are too few for the tensor cores' usual way to a convolution: cuDNN took longer for this layer than for
+one with twenty times the work. Here each program gathers its patches (27 numbers for 3 x 3 pixels) and makes one small
+matrix product, so that the time is that of writing the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fmicl.kernels.triton import processors
+from fmicl.models.fast import stem_device as device
+from fmicl.utils.triton import launch
+
+__all__ = ["convolve_images", "suits_stem"]
+
+_LONGEST_PATCH = 64
+
+
+def suits_stem(conv: nn.Conv2d, images: Tensor) -> bool:
+    """Whether the convolution's patches are short, and nobody asks for the gradient of the images.
+
+    The program counts pixels in 32 bits, so batches of more than that go the usual way.
+    """
+    size = conv.kernel_size[0]
+    square = conv.kernel_size == (size, size) and conv.stride[0] == conv.stride[1]
+    square = square and isinstance(conv.padding, tuple) and conv.padding[0] == conv.padding[1]
+    plain = conv.groups == 1 and conv.dilation == (1, 1) and conv.bias is None and conv.padding_mode == "zeros"
+    short = conv.in_channels * size**2 <= _LONGEST_PATCH and images.numel() < 2**31
+    return square and plain and short and not images.requires_grad
+
+
+def convolve_images(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """What conv(images) gives, in the type that autocast asks for.
+
+    Args:
+        conv: one that `suits_stem`.
+        images: (N, C, H, W), on a CUDA device.
+
+    Returns:
+        (N, outputs, H', W'), with the channels last in memory.
+    """
+    dtype = images.dtype
+    if torch.is_autocast_enabled(images.device.type):
+        dtype = torch.get_autocast_dtype(images.device.type)
+    # In two steps: `to` leaves a part of larger images as it is, where only the order of its strides is right.
+    images = images.to(dtype).contiguous(memory_format=torch.channels_last)
+    result: Tensor = _Convolve.apply(images, conv.weight, conv.stride[0], conv.padding[0])
+    return result
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, stride: int, padding: int) -> Tensor:
+        n, channels, height, width = images.shape
+        outputs, _, kernel, _ = weight.shape
+        out = [(side + 2 * padding - kernel) // stride + 1 for side in (height, width)]
+        m, length = n * out[0] * out[1], kernel * kernel * channels
+        depth = max(16, 1 << (length - 1).bit_length())
+        # (kernel, kernel, channels, outputs), as the patches are laid out
+        factor = F.pad(weight.permute(2, 3, 1, 0).reshape(length, outputs), (0, 0, 0, depth - length))
+        result = torch.empty(n, out[0], out[1], outputs, dtype=images.dtype, device=images.device)
+        block = min(64, max(16, 1 << (outputs - 1).bit_length()))
+        launch(device.convolve, (-(-m // 128), -(-outputs // block)))(
+            images, factor.to(images.dtype), result, m, outputs, height, width, *out, stride, padding,
+            CHANNELS=channels, KERNEL=kernel, BK=depth, BM=128, BN=block, num_warps=4,
+        )  # fmt: skip
+        ctx.save_for_backward(images, weight)
+        ctx.settings = (stride, padding, out, depth, block)
+        return result.permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, None, None]:
+        images, weight = ctx.saved_tensors
+        stride, padding, out, depth, block = ctx.settings
+        n, channels, height, width = images.shape
+        outputs, _, kernel, _ = weight.shape
+        gradient = gradients[0].to(images.dtype).contiguous(memory_format=torch.channels_last)
+        m = n * out[0] * out[1]
+        chunk = max(128, -(-m // (4 * processors(images.device))))
+        parts = -(-m // chunk)
+        partial = torch.empty(parts, depth, outputs, dtype=torch.float32, device=images.device)
+        launch(device.weight_gradient, (parts, -(-outputs // block)))(
+            images, gradient, partial, m, outputs, chunk, height, width, *out, stride, padding,
+            CHANNELS=channels, KERNEL=kernel, BK=depth, BM=128, BN=block, num_warps=4,
+        )  # fmt: skip
+        found = partial.sum(dim=0)[: kernel * kernel * channels].view(kernel, kernel, channels, outputs)
+        return None, found.permute(3, 2, 0, 1).to(weight.dtype).contiguous(), None, None

@@ -1,0 +1,294 @@
+"""Encoders and heads: what turns a view into an embedding.
+
+An encoder maps images (N, C, H, W) to features (N, ``num_features``); it is what a run keeps. A head maps features to
+the embeddings that the objective sees; it is thrown away (after Chen et al., "A Simple Framework for Contrastive
+Learning of Visual Representations", 2020, who found the features better than the embeddings).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from itertools import pairwise
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from fmicl.models.norms import evaluating
+
+SMALL_IMAGE = 64
+"""Up to this side, in pixels, a ResNet takes the CIFAR stem by itself."""
+
+
+class SmallConv(nn.Module):
+    """A small convolutional network for images of about 8 x 8 pixels.
+
+    Three 3x3 convolutions at full, full and half resolution, then the mean and the maximum over places side by side.
+
+    Args:
+        channels: channels of the images.
+        width: channels of the first convolution; the features have ``8 * width`` entries.
+
+    Example:
+        >>> SmallConv(channels=1)(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 256])
+    """
+
+    def __init__(self, channels: int = 1, width: int = 32) -> None:
+        super().__init__()
+        self.num_features = 8 * width
+        self.body = nn.Sequential(
+            *_convolution(channels, width),
+            *_convolution(width, 2 * width),
+            nn.MaxPool2d(2),
+            *_convolution(2 * width, 4 * width),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features (N, 8 * width) of images (N, C, H, W)."""
+        maps = self.body(images)
+        return torch.cat([maps.mean((2, 3)), maps.amax((2, 3))], dim=1)
+
+
+def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module, nn.Module]:
+    return (
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
+
+
+def list_encoders(pattern: str = "") -> list[str]:
+    """Names that :func:`build_encoder` takes; the pattern may hold wildcards.
+
+    Example:
+        >>> "resnet18" in list_encoders("resnet1*")
+        True
+    """
+    import fnmatch
+
+    import timm
+
+    own = [name for name in ("small_conv",) if not pattern or fnmatch.fnmatch(name, pattern)]
+    return [*own, *timm.list_models(pattern)]
+
+
+def build_encoder(
+    name: str,
+    *,
+    size: int,
+    channels: int = 3,
+    stem: Literal["auto", "small", "standard"] = "auto",
+    depth: int | None = None,
+    stable_vit: bool = True,
+) -> nn.Module:
+    """An untrained encoder by name: any timm model without its classifier, or ``small_conv``.
+
+    Args:
+        name: a name of :func:`list_encoders`.
+        size: side of the images in pixels.
+        channels: channels of the images.
+        stem: of a ResNet. ``"small"`` is a 3x3 convolution with stride 1 and no max-pool (CIFAR); ``"auto"`` takes it
+            for images of up to 64 pixels.
+        depth: number of blocks of a vision transformer.
+        stable_vit: freeze a vision transformer's patch projection and fix its positions to sines and cosines, which
+            keeps training stable (Chen, Xie and He, "An Empirical Study of Training Self-Supervised Vision
+            Transformers", 2021).
+
+    Returns:
+        A module with ``num_features``, which maps (N, channels, size, size) to (N, num_features).
+
+    Raises:
+        ValueError: unknown name (the message says the near ones), or a setting, a size or a number of channels that
+            the model can't take.
+
+    Example:
+        >>> encoder = build_encoder("resnet18", size=32)
+        >>> encoder.conv1.stride, encoder(torch.zeros(2, 3, 32, 32)).shape
+        ((1, 1), torch.Size([2, 512]))
+    """
+    if name == "small_conv":
+        if depth is not None:
+            raise ValueError("depth is an option of vision transformers; small_conv has none")
+        return _measured(SmallConv(channels), name, size, channels)
+
+    import timm
+    from timm.models.resnet import ResNet
+    from timm.models.vision_transformer import VisionTransformer
+
+    if not timm.is_model(name):
+        near = difflib.get_close_matches(name, list_encoders(), n=4, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() lists them"
+        raise ValueError(f"there is no encoder {name!r}; {hint}")
+    arguments: dict[str, Any] = {} if depth is None else {"depth": depth}
+    try:
+        # Transformers want to know the size of the images; convolutional networks refuse the argument.
+        try:
+            model = timm.create_model(name, num_classes=0, in_chans=channels, img_size=size, **arguments)
+        except TypeError:
+            model = timm.create_model(name, num_classes=0, in_chans=channels, **arguments)
+    except TypeError as error:
+        raise ValueError(f"the encoder {name} does not take depth={depth}; vision transformers do") from error
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"timm can't build {name} for images of {size} pixels: {error}") from error
+
+    if isinstance(model, ResNet):
+        if stem == "small" or (stem == "auto" and size <= SMALL_IMAGE):
+            _small_stem(model, channels)
+    elif stem == "small":
+        raise ValueError(f"stem='small' is for ResNets; {name} is a {type(model).__name__}")
+    if stable_vit and isinstance(model, VisionTransformer):
+        _stabilise(model)
+    return _measured(model, name, size, channels)
+
+
+def settings_of(encoder: nn.Module) -> frozenset[str]:
+    """Which of a recipe's settings that only some encoders have concern this one: ``stem`` or ``stable_vit``.
+
+    Example:
+        >>> sorted(settings_of(build_encoder("resnet18", size=32))), sorted(settings_of(SmallConv()))
+        (['stem'], [])
+    """
+    from timm.models.resnet import ResNet
+    from timm.models.vision_transformer import VisionTransformer
+
+    kinds = {"stem": ResNet, "stable_vit": VisionTransformer}
+    return frozenset(name for name, kind in kinds.items() if isinstance(encoder, kind))
+
+
+def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Module:
+    """Look at two images through the model, so that ``num_features`` is what comes out.
+
+    timm's own number is that of the last feature map, after which some models have further layers.
+    """
+    model.num_features = check_size(model, name, size, channels)  # type: ignore[assignment]
+    return model
+
+
+def check_size(model: nn.Module, name: str, size: int, channels: int) -> int:
+    """The number of features that an encoder gives for images of a size; it is as before afterwards.
+
+    Raises:
+        ValueError: it can't take them.
+
+    Example:
+        >>> check_size(SmallConv(), "small_conv", 8, channels=1)
+        256
+    """
+    try:
+        # whoever seeded the weights counts on the generator
+        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            features = model(torch.zeros(2, channels, size, size))
+    except Exception as error:  # models raise whatever they like
+        kind = f"{size} x {size} pixels with {channels} channel{'s' if channels > 1 else ''}"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ValueError(f"the encoder {name} does not take images of {kind}: {reason}") from error
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"the encoder {name} does not give one vector for each image, but {shape} for two of them")
+    if not features.numel():
+        raise ValueError(f"the encoder {name} gives no features for images of {size} pixels")
+    return features.shape[1]
+
+
+def _small_stem(model: nn.Module, channels: int) -> None:
+    """Replace a ResNet's stem: 3x3, stride 1, no max-pool, so that 32 pixels leave a 4 x 4 map and not one point."""
+    width = cast(nn.BatchNorm2d, model.bn1).num_features
+    conv = nn.Conv2d(channels, width, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    model.conv1 = conv
+    model.maxpool = nn.Identity()
+
+
+def _stabilise(model: nn.Module) -> None:
+    """MoCo v3's two tricks, in place."""
+    patches = cast(nn.Module, model.patch_embed)
+    projection = patches.proj
+    if isinstance(projection, nn.Conv2d):
+        fan = projection.in_channels * math.prod(projection.kernel_size) + projection.out_channels
+        nn.init.uniform_(projection.weight, -math.sqrt(6 / fan), math.sqrt(6 / fan))
+        if projection.bias is not None:
+            nn.init.zeros_(projection.bias)
+        projection.requires_grad_(False)
+    position = model.pos_embed
+    if isinstance(position, nn.Parameter):
+        height, width = cast(tuple[int, int], patches.grid_size)
+        prefix = position.shape[1] - height * width
+        table = sincos_positions(height, width, position.shape[2])
+        with torch.no_grad():
+            position.copy_(torch.cat([torch.zeros(prefix, table.shape[1]), table]).unsqueeze(0))
+        position.requires_grad_(False)
+
+
+def sincos_positions(height: int, width: int, dim: int, temperature: float = 10_000.0) -> Tensor:
+    """Fixed two-dimensional positions: sines and cosines of the row and of the column at dim / 4 frequencies.
+
+    With w_i = temperature^(-i / (dim / 4)), row h and column v, a row of the result is
+    [sin(v w), cos(v w), sin(h w), cos(h w)].
+
+    Args:
+        height: rows of patches.
+        width: columns of patches.
+        dim: entries of each position; a multiple of 4.
+        temperature: the longest wavelength over 2 pi.
+
+    Returns:
+        (height * width, dim), row by row.
+
+    Raises:
+        ValueError: dim is no multiple of 4.
+
+    Example:
+        >>> sincos_positions(2, 3, 8).shape
+        torch.Size([6, 8])
+    """
+    if dim % 4:
+        raise ValueError(f"two-dimensional sine-cosine positions need a width that 4 divides, but it is {dim}")
+    frequency = temperature ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    row, column = rows.reshape(-1, 1) * frequency, columns.reshape(-1, 1) * frequency
+    return torch.cat([column.sin(), column.cos(), row.sin(), row.cos()], dim=1).float()
+
+
+def mlp(sizes: tuple[int, ...], *, last_norm: bool = False) -> nn.Sequential:
+    """Linear layers, each with batch normalisation and ReLU but for the last.
+
+    Args:
+        sizes: inputs, hidden widths, outputs.
+        last_norm: normalise the outputs too, without scale and offset (MoCo v3).
+
+    Example:
+        >>> mlp((8, 16, 4))(torch.zeros(2, 8)).shape
+        torch.Size([2, 4])
+    """
+    layers: list[nn.Module] = []
+    for i, (inputs, outputs) in enumerate(pairwise(sizes)):
+        last = i == len(sizes) - 2
+        # A bias before batch normalisation would be taken out again by it.
+        layers.append(nn.Linear(inputs, outputs, bias=last and not last_norm))
+        if not last:
+            layers += [nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
+        elif last_norm:
+            layers.append(nn.BatchNorm1d(outputs, affine=False))
+    return nn.Sequential(*layers)
+
+
+def projection_head(features: int, hidden: int, dim: int, *, last_norm: bool = False) -> nn.Sequential:
+    """The 3-layer projection head: features -> hidden -> hidden -> dim.
+
+    Example:
+        >>> sum(isinstance(layer, nn.Linear) for layer in projection_head(512, 2048, 512))
+        3
+    """
+    return mlp((features, hidden, hidden, dim), last_norm=last_norm)
+
+
+def predictor(dim: int, hidden: int) -> nn.Sequential:
+    """MoCo v3's predictor: dim -> hidden -> dim, on the side of the gradient only.
+
+    Example:
+        >>> predictor(64, 256)(torch.zeros(2, 64)).shape
+        torch.Size([2, 64])
+    """
+    return mlp((dim, hidden, dim), last_norm=True)

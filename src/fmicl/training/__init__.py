@@ -1,0 +1,1 @@
+"""The training pipeline: from settings to a run folder."""

@@ -1,0 +1,95 @@
+"""What a person sees of a training run while it goes on."""
+
+# Lightning calls hooks with more arguments than most of them need.
+# ruff: noqa: ARG002
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from fmicl.cli.tables import clock
+from fmicl.methods import Method
+
+
+class Progress(Callback):
+    """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
+
+    Args:
+        total: batches of the run.
+        batches_per_epoch: length of an epoch.
+        batch_size: samples of a batch.
+        say: where lines go without a terminal.
+        live: draw a bar.
+        unit: what a sample is called.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        batches_per_epoch: int,
+        batch_size: int,
+        *,
+        say: Callable[[str], None],
+        live: bool,
+        unit: str = "images",
+    ) -> None:
+        self.total, self.batches_per_epoch, self.batch_size = total, batches_per_epoch, batch_size
+        self.say, self.live, self.unit = say, live, unit
+        self._bar: Any = None
+        self._task: Any = None
+        self._shown, self._done = 0.0, 0  # when, and where the run stood
+        self._rate: float | None = None  # batches a second, of late: the first ones are slow
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock, and the bar where there is a terminal."""
+        assert isinstance(pl_module, Method)
+        self._shown, self._done = time.monotonic(), pl_module.batches
+        if self.live:
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+            text = "epoch {task.fields[epoch]}  loss {task.fields[loss]}  {task.fields[rate]} "
+            text += f"{self.unit}/s  time left"
+            self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self.total, completed=self._done, epoch="", loss="", rate="")
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
+        assert isinstance(pl_module, Method)
+        now, done = time.monotonic(), pl_module.batches
+        if now - self._shown < (0.25 if self.live else 10.0) and done < self.total:
+            return
+        recent = (done - self._done) / max(now - self._shown, 1e-9)
+        rate = self._rate = recent if self._rate is None else 0.7 * self._rate + 0.3 * recent
+        self._shown, self._done = now, done
+        loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
+        epoch = f"{-(-done // self.batches_per_epoch)}/{self.total // self.batches_per_epoch}"
+        samples = f"{rate * self.batch_size:.0f}"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=samples)
+        else:
+            left = (self.total - done) / rate
+            self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {clock(left)}")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the terminal as it was, cursor and all; after an exception Lightning calls no `teardown`."""
+        self._stop()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave the terminal as it was."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

@@ -1,0 +1,1 @@
+"""Utilities without a domain: files, locks, machine facts, provenance, validation, numerics, Triton launching."""

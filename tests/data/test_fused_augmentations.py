@@ -1,0 +1,82 @@
+"""Views by one kernel against the same views by separate operations, in Triton's interpreter or on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from fmicl.data import ArraySamples
+from fmicl.data.augmentations import ViewMaker
+from fmicl.data.augmentations.fused import fused_views, suits
+from fmicl.data.augmentations.views import Views
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GREY = Views(size=8, grey=0.0, mean=(0.3,), std=(0.4,))
+FAMILIES = {
+    "CIFAR-10": (Views(size=32), 3, 32, 32),
+    "all operations": (Views(size=24, blur=0.7, solarise=0.6, grey=0.5), 3, 32, 32),
+    "another size and shape": (Views(size=20, crop_scale=(0.05, 0.4)), 3, 17, 40),
+    "larger than the image": (Views(size=48, hue=0.0), 3, 20, 20),
+    "no jitter": (Views(size=32, jitter=0.0, grey=0.0), 3, 32, 32),
+    "one channel": (GREY, 1, 8, 8),
+    "one channel as three": (Views(size=16, blur=0.5), 1, 16, 16),
+    "no crop fits": (Views(size=16, crop_scale=(0.9, 1.0), crop_ratio=(3.0, 4.0)), 3, 16, 32),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_kernel_makes_the_same_views(name: str) -> None:
+    views, channels, height, width = FAMILIES[name]
+    generator = torch.Generator().manual_seed(5)
+    images = torch.randint(256, (7, channels, height, width), generator=generator, dtype=torch.uint8).to(DEVICE)
+    index = torch.tensor([0, 3, 3, 6, 1, 5], device=DEVICE)
+    maker = ViewMaker(views)
+    uniforms = maker.uniforms(len(index), generator, DEVICE)
+    expected = maker.apply(images[index], maker.parameters(uniforms, height, width))
+    made = fused_views(views, images, index, uniforms)
+    assert made.shape == expected.shape
+    # A grey level that is rounded down is one lower where rounding errors take it across a whole number.
+    assert (made - expected).abs().max() < 0.05
+    assert (made - expected).abs().mean() < 1e-4
+    assert made.stride(1) == 1, "the channels are last in memory, as convolutions like them"
+
+
+def test_a_wrong_number_of_numbers_is_refused() -> None:
+    images, index = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"2 views need \(2, 36\) numbers; got \(2, 35\)"):
+        fused_views(Views(size=8), images, index, torch.rand(2, 35))
+
+
+def test_images_that_are_not_dense_are_refused_and_samples_on_a_gpu_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A numpy array of (N, H, W, C), say, turned into (N, C, H, W): the kernel would read other pixels."""
+    monkeypatch.setattr("fmicl.kernels.triton_runs_on", lambda _: True)
+    images = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+    assert suits(Views(size=8), images.contiguous())
+    assert not suits(Views(size=8), images)
+    with pytest.raises(ValueError, match=r"must be contiguous; these have strides \(192, 1, 24, 3\)"):
+        fused_views(Views(size=8), images, torch.zeros(2, dtype=torch.int64), torch.rand(2, 36))
+    assert ArraySamples(images).to("meta").images.is_contiguous()
+    assert ArraySamples(images).to("cpu").images.data_ptr() == images.data_ptr()  # no copy where none is needed
+
+
+def test_each_random_number_has_its_place() -> None:
+    """With one probability at 1 and the others at 0, the kernel does just this one thing."""
+    still = Views(size=16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)
+    still = dataclasses.replace(still, mean=(0.0,) * 3, std=(1 / 255,) * 3)
+    images = torch.randint(256, (1, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).to(
+        DEVICE
+    )
+    index, uniforms = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1, 36), 0.5, device=DEVICE)
+
+    def made(**changes: Any) -> torch.Tensor:
+        return fused_views(dataclasses.replace(still, **changes), images, index, uniforms)
+
+    plain = images.float()
+    torch.testing.assert_close(made(), plain, atol=1e-3, rtol=0)
+    torch.testing.assert_close(made(flip=1.0), plain.flip(3), atol=1e-3, rtol=0)
+    torch.testing.assert_close(made(solarise=1.0), torch.minimum(plain, 255 - plain), atol=1e-3, rtol=0)
+    luma = (plain * torch.tensor([0.2989, 0.587, 0.114], device=DEVICE).view(3, 1, 1)).sum(1, keepdim=True)
+    torch.testing.assert_close(made(grey=1.0), luma.expand_as(plain), atol=1e-2, rtol=0)

@@ -1,0 +1,206 @@
+"""Divergences that a user makes: from f alone, or by redefining a known one's penalty."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fmicl
+from fmicl import functional, theory
+from fmicl.divergences import Divergence
+from fmicl.divergences.catalogue import KL
+from fmicl.information.bounds import f_mutual_information, variational_bound
+from two_views import F64, NAMES, batch
+
+
+def mine(name: str) -> Divergence:
+    return Divergence.from_generator(fmicl.divergence(name).f, name="mine")
+
+
+def slope(value: Tensor, t: Tensor) -> Tensor:
+    if not value.requires_grad:  # a constant
+        return torch.zeros_like(t)
+    return torch.autograd.grad(value.sum(), t, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_conjugate_is_differentiable_more_than_once(name: str) -> None:
+    r = torch.linspace(-2, 2, 5, dtype=F64)
+    t = fmicl.divergence(name).score(r).requires_grad_()
+    for method in ("conjugate", "conjugate_derivative"):
+        seen, true = getattr(mine(name), method)(t), getattr(fmicl.divergence(name), method)(t)
+        for _ in range(2):
+            seen, true = slope(seen, t), slope(true, t)
+            torch.testing.assert_close(seen, true, rtol=1e-6, atol=1e-6)
+
+
+def test_the_conjugate_goes_through_torchs_transforms() -> None:
+    t = torch.linspace(-1, 2, 4, dtype=F64)
+    kind, known = mine("kl"), fmicl.divergence("kl")
+    transforms: list[Callable[..., Callable[..., Tensor]]] = [
+        lambda f: torch.func.jacrev(torch.func.jacrev(f)),
+        lambda f: torch.func.jacfwd(torch.func.jacrev(f)),
+        lambda f: torch.func.vmap(torch.func.grad(f)),
+    ]
+    for twice in transforms:
+        torch.testing.assert_close(
+            twice(lambda t: kind.conjugate(t).sum())(t), twice(lambda t: known.conjugate(t).sum())(t)
+        )
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+def test_a_loss_with_it_has_the_right_hessian(kernel: str) -> None:
+    x, y = batch(3, 2)
+    hessians = [
+        torch.autograd.functional.hessian(
+            lambda x, kind=kind: fmicl.FMICLLoss(kind, alpha=2.0, similarity="cosine", kernel=kernel)(x, y),  # type: ignore[arg-type]
+            x,
+        )
+        for kind in (mine("kl"), fmicl.divergence("kl"))
+    ]
+    torch.testing.assert_close(*hessians)
+
+
+@pytest.mark.parametrize(
+    ("f", "at_supremum"),
+    [
+        (lambda u: (u - 1).abs() / 2, 0.5),  # total variation
+        (lambda u: (u - 2).clamp(min=0.0), 2.0),  # hockey-stick
+        (lambda u: (1 - u) ** 2 / u, 2.0),  # Neyman
+        (lambda u: (u - 1) ** 2 / (u + 1), 3.0),  # Vincze-Le Cam
+        (lambda u: (u.sqrt() - 1) ** 2, math.inf),
+        (lambda u: -u.log(), math.inf),
+    ],
+)
+def test_the_conjugate_at_the_end_of_its_domain(f: Callable[[Tensor], Tensor], at_supremum: float) -> None:
+    kind = Divergence.from_generator(f)
+    end = torch.tensor(kind.supremum, dtype=F64)
+    assert float(kind.conjugate(end)) == pytest.approx(at_supremum, rel=1e-6)
+    assert float(kind.conjugate(end + 1e-6)) == math.inf
+
+
+def test_total_variation_has_a_tight_bound() -> None:
+    kind = Divergence.from_generator(lambda u: (u - 1).abs() / 2, name="tv")
+    joint = torch.tensor([[0.4, 0.1], [0.1, 0.4]], dtype=F64)
+    scores = kind.derivative(joint / 0.25)
+    bound = variational_bound(
+        kind, scores, scores, joint_weights=joint, independent_weights=torch.full((2, 2), 0.25, dtype=F64)
+    )
+    assert float(bound) == pytest.approx(float(f_mutual_information(joint, kind))) == pytest.approx(0.3)
+
+
+STRAIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+    "total variation": lambda u: (u - 1).abs() / 2,
+    "hockey-stick": lambda u: (u - 2).clamp(min=0.0),
+    "nothing": lambda u: 0 * u,
+}
+
+
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_an_f_of_straight_pieces_is_known_as_one(name: str) -> None:
+    kind = Divergence.from_generator(STRAIGHT[name], name=name)
+    assert kind.straight
+    assert kind.weighted(3.0).straight
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_f_with_a_curve_is_not_straight(name: str) -> None:
+    for kind in (fmicl.divergence(name), mine(name)):
+        assert not kind.straight
+        assert not kind.weighted(3.0).straight
+
+
+def test_an_f_that_is_curved_in_some_place_is_not_straight() -> None:
+    assert not Divergence.from_generator(lambda u: torch.where(u > 1, (u - 1) ** 2, 0 * u)).straight
+    assert not Divergence.from_generator(lambda u: 1e-6 * u * u.log()).straight
+
+
+@pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
+@pytest.mark.parametrize("name", STRAIGHT)
+def test_straight_pieces_make_no_loss_but_an_information(name: str, similarity: Literal["gaussian", "cosine"]) -> None:
+    kind = Divergence.from_generator(STRAIGHT[name], name=name)
+    words = rf"{name}: f is made of straight pieces .* no gradient to learn by; .*f_mutual_information takes it"
+    for of in (kind, kind.weighted(2.0)):
+        with pytest.raises(ValueError, match=r"f is made of straight pieces"):
+            fmicl.FMICLLoss(of, similarity=similarity)
+    with pytest.raises(ValueError, match=words):
+        functional.fmicl_loss(*batch(), kind, similarity=similarity)
+    joint = torch.tensor([[0.4, 0.1], [0.1, 0.4]], dtype=F64)
+    ratios = joint / 0.25
+    assert float(f_mutual_information(joint, kind)) == pytest.approx(float(STRAIGHT[name](ratios).mean()))
+
+
+def test_straight_pieces_push_nothing() -> None:
+    kind = Divergence.from_generator(STRAIGHT["total variation"], name="tv")
+    with pytest.raises(ValueError, match="tv: f is made of straight pieces, so that no pair pushes or pulls"):
+        theory.push(kind)
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
+def test_an_f_of_numpys_is_told_what_to_take_instead() -> None:
+    words = r"mine: f must be made of torch operations, which can be differentiated \(torch\.log, not numpy's or math's"
+    for f in (lambda u: u * np.log(u), lambda u: u * torch.from_numpy(np.log(u.numpy()))):
+        with pytest.raises(TypeError, match=words):
+            Divergence.from_generator(f, name="mine")
+
+
+@pytest.mark.parametrize(
+    ("f", "value"),
+    [(lambda u: (u - 1) / (u - 1), "nan"), (lambda u: (u - 1).log(), "-inf"), (lambda u: 1 / (u - 1), "inf")],
+)
+def test_an_f_without_a_value_at_one_is_told_so(f: Callable[[Tensor], Tensor], value: str) -> None:
+    with pytest.raises(ValueError, match=rf"mine: f\(1\) must be 0, but f has no value \({value}\) at u = 1$"):
+        Divergence.from_generator(f, name="mine")
+
+
+def own_f(u: Tensor) -> Tensor:
+    return u * u.log()
+
+
+def test_it_shows_the_function_that_it_was_made_of() -> None:
+    assert repr(Divergence.from_generator(own_f, name="mine")) == "Divergence.from_generator(own_f, name='mine')"
+    assert repr(mine("kl")) == "Divergence.from_generator(Divergence.f, name='mine')"
+    assert repr(Divergence.from_generator(functools.partial(own_f))).startswith("Divergence.from_generator(partial, ")
+    assert "<function" not in repr(Divergence.from_generator(lambda u: u * u.log()).weighted(2.0))
+
+
+class Concave(KL):
+    def _penalty(self, r: Tensor) -> Tensor:
+        return -torch.exp(-r)
+
+
+class Half(KL):
+    def _penalty(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class Whole(Half):
+    def _conjugate(self, t: Tensor) -> Tensor:
+        return torch.exp(t - 1) / 2
+
+    def _conjugate_derivative(self, t: Tensor) -> Tensor:
+        return torch.exp(t - 1) / 2
+
+
+def test_a_penalty_of_its_own_has_a_curvature_of_its_own() -> None:
+    assert theory.uniformity(fmicl.divergence("kl")).kind == "strictly convex"
+    assert theory.uniformity(Concave()).kind not in ("strictly convex", "convex")
+    assert not Concave().closed_form
+    r = torch.linspace(-3, 3, 7, dtype=F64)
+    torch.testing.assert_close(Concave().relative_curvature(r), -torch.ones(7, dtype=F64))
+
+
+def test_a_penalty_of_its_own_has_no_conjugate_of_anothers() -> None:
+    x, y = batch()
+    for options in ({"similarity": "cosine"}, {"shift": "optimal"}):
+        with pytest.raises(NotImplementedError, match=r"Half redefines its penalty, .* define _conjugate and"):
+            fmicl.FMICLLoss(Half(), **options)(x, y)  # type: ignore[arg-type]
+    given = fmicl.FMICLLoss(Whole(), alpha=4.0, similarity="cosine")(x, y)
+    torch.testing.assert_close(given, fmicl.FMICLLoss("kl", alpha=2.0, similarity="cosine")(x, y))

@@ -1,0 +1,216 @@
+"""Geometry of embeddings, against plain loops, NumPy and closed forms."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fmicl.evaluation import geometry as analysis
+from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
+
+
+def cloud(n: int, d: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def unit(row: Tensor) -> list[float]:
+    length = math.sqrt(sum(float(v) ** 2 for v in row))
+    return [float(v) / length for v in row]
+
+
+def squared(a: Tensor, b: Tensor) -> float:
+    return sum((p - q) ** 2 for p, q in zip(unit(a), unit(b), strict=True))
+
+
+def dot(a: Tensor, b: Tensor) -> float:
+    return sum(p * q for p, q in zip(unit(a), unit(b), strict=True))
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles so small that a few dozen rows already need many of them, none of a round size."""
+    monkeypatch.setattr(analysis, "_COLUMNS", 13)
+    monkeypatch.setattr(analysis, "_ROWS_CPU", 5)
+
+
+def test_alignment_is_the_mean_squared_distance_of_pairs() -> None:
+    x, y = cloud(20, 5), cloud(20, 5, seed=1)
+    loop = sum(squared(a, b) for a, b in zip(x, y, strict=True)) / 20
+    assert alignment(x, y) == pytest.approx(loop, rel=1e-12)
+    assert alignment(7.0 * x, y) == pytest.approx(loop, rel=1e-12)
+
+
+@pytest.mark.parametrize("t", [0.5, 2.0, 5.0])
+@pytest.mark.usefixtures("small_tiles")
+def test_uniformity_is_the_log_mean_potential_over_tiles(t: float) -> None:
+    x = cloud(33, 4)
+    pairs = [math.exp(-t * squared(a, b)) for a, b in itertools.combinations(x, 2)]
+    assert uniformity(x, t) == pytest.approx(math.log(sum(pairs) / len(pairs)), rel=1e-12)
+
+
+def test_uniformity_where_every_potential_underflows() -> None:
+    assert uniformity(torch.eye(6), t=400.0) == pytest.approx(-800.0, rel=1e-6)
+
+
+def test_uniformity_of_a_uniform_sphere_has_its_closed_form() -> None:
+    # On the circle, E exp(-2 t (1 - cos a)) = exp(-2 t) I0(2 t): evenly spaced points converge to it.
+    angle = torch.arange(4000, dtype=torch.float64) * (2 * math.pi / 4000)
+    x = torch.stack([angle.cos(), angle.sin()], dim=1)
+    exact = -4.0 + math.log(np.i0(4.0))
+    # The finite set leaves the diagonal out, which is worth 1/n of potential 1.
+    mean = (4000 * math.exp(exact) - 1) / 3999
+    assert uniformity(x) == pytest.approx(math.log(mean), abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "d"), [(40, 6), (6, 40), (9, 9)])
+def test_effective_rank_is_the_entropy_of_singular_values(n: int, d: int) -> None:
+    x = cloud(n, d) * torch.linspace(0.01, 3, d)
+    p = np.linalg.svd(x.numpy(), compute_uv=False)
+    p = p / p.sum()
+    assert effective_rank(x) == pytest.approx(float(np.exp(-(p * np.log(p)).sum())), rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_effective_rank_of_flat_spectra_at_any_scale(rank: int, scale: float) -> None:
+    basis = torch.linalg.qr(cloud(512, rank)).Q.T
+    rows = torch.linalg.qr(cloud(600, rank, seed=1)).Q
+    assert effective_rank((rows @ basis).float() * scale) == pytest.approx(rank, rel=1e-3)
+
+
+def test_pair_distances_are_all_pairs_while_they_are_few() -> None:
+    x, y = cloud(12, 3), cloud(12, 3, seed=1)
+    positive, negative = pair_distances(x, y)
+    loop = sorted(math.sqrt(squared(a, b)) for a, b in zip(x, y, strict=True))
+    assert positive.tolist() == pytest.approx(loop, rel=1e-10)
+    loop = sorted(math.sqrt(squared(a, b)) for a, b in itertools.combinations(x, 2))
+    assert negative.tolist() == pytest.approx(loop, rel=1e-10)
+
+
+def test_pair_distances_sample_is_seeded_and_never_a_row_with_itself() -> None:
+    x = cloud(300, 3)
+    once, again, other = (pair_distances(x, x, max_negatives=5000, seed=s).negative for s in (3, 3, 4))
+    assert once.shape == (5000,)
+    assert torch.equal(once, again)
+    assert not torch.equal(once, other)
+    assert float(once[0]) > 0.0
+    everything = pair_distances(x, x).negative
+    assert float(once.mean()) == pytest.approx(float(everything.mean()), abs=0.03)
+    assert bool((once.diff() >= 0).all())
+
+
+def test_pair_distances_keep_the_digits_of_close_pairs() -> None:
+    x = torch.tensor([[1.0, 0.0], [1.0, 1e-6]])
+    assert float(pair_distances(x, x).negative) == pytest.approx(1e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 20, 37])
+@pytest.mark.parametrize("chunk", [None, 1, 4])
+def test_neighbours_are_those_of_a_full_sort(k: int, chunk: int | None) -> None:
+    x, q = cloud(37, 4), cloud(11, 4, seed=1)
+    found = nearest_neighbours(x, q, k, chunk=chunk)
+    for row in range(11):
+        order = sorted(range(37), key=lambda i: -dot(x[i], q[row]))
+        assert found.indices[row].tolist() == order[:k]
+        assert found.similarities[row].tolist() == pytest.approx([dot(x[i], q[row]) for i in order[:k]], rel=1e-10)
+
+
+@pytest.mark.parametrize("k", [1, 6, 30])
+@pytest.mark.usefixtures("small_tiles")
+def test_neighbours_over_many_tiles_and_without_oneself(k: int) -> None:
+    x = cloud(40, 3)
+    found = nearest_neighbours(x, None, k)
+    for row in range(40):
+        order = sorted((i for i in range(40) if i != row), key=lambda i: -dot(x[i], x[row]))
+        assert found.indices[row].tolist() == order[:k]
+
+
+@pytest.mark.parametrize("n", [64, 1000, 4999, 5003])
+@pytest.mark.parametrize("k", [1, 3, 50, 64])
+@pytest.mark.parametrize("levels", [3, 50, 10**6])
+def test_selection_by_blocks_is_exact_with_ties_in_any_number(n: int, k: int, levels: int) -> None:
+    generator = torch.Generator().manual_seed(n * k)
+    values = torch.randint(levels, (6, n), generator=generator).float()
+    got, place = analysis._largest(values, k)
+    assert torch.equal(got.sort(dim=1).values, values.topk(k).values.sort(dim=1).values)
+    assert torch.equal(values.gather(1, place), got)
+    assert all(len(set(row)) == k for row in place.tolist())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_rows_are_measured_in_float32(dtype: torch.dtype) -> None:
+    x, y = cloud(50, 8).to(dtype), cloud(50, 8, seed=1).to(dtype)
+    assert alignment(x, y) == alignment(x.float(), y.float())
+    assert uniformity(x) == uniformity(x.float())
+    assert effective_rank(x) == effective_rank(x.float())
+    half, full = nearest_neighbours(x, y, 5), nearest_neighbours(x.float(), y.float(), 5)
+    assert half.similarities.dtype == torch.float32
+    assert torch.equal(half.indices, full.indices)
+
+
+def test_measurements_do_not_hear_of_autocast_or_tf32() -> None:
+    x, y = cloud(64, 32).float(), cloud(64, 32, seed=1).float()
+    plain = nearest_neighbours(x, y, 5), uniformity(x)
+    torch.set_float32_matmul_precision("high")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            mixed = nearest_neighbours(x, y, 5), uniformity(x)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert torch.equal(plain[0].similarities, mixed[0].similarities)
+    assert plain[1] == mixed[1]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-25, 1e20, 1e30])
+def test_lengths_do_not_count(scale: float) -> None:
+    x, y = torch.randn(2, 20, 5)
+    assert alignment(scale * x, y) == pytest.approx(alignment(x, y), rel=1e-5)
+    assert uniformity(scale * x) == pytest.approx(uniformity(x), rel=1e-5)
+
+
+def test_a_row_of_zeros_has_similarity_zero() -> None:
+    found = nearest_neighbours(torch.eye(3), torch.zeros(1, 3), 3)
+    assert found.similarities.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_no_graph_is_kept() -> None:
+    x = cloud(10, 3).requires_grad_()
+    assert not nearest_neighbours(x, x, 2).similarities.requires_grad
+    assert not pair_distances(x, x).negative.requires_grad
+
+
+X = torch.eye(4)
+BROKEN = torch.tensor([[1.0, 0.0], [float("nan"), 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: alignment(X, X[:3]), "row-aligned"),
+        (lambda: alignment(BROKEN, BROKEN), "1 of 2 rows"),
+        (lambda: uniformity(X[:1]), "at least 2"),
+        (lambda: uniformity(X, t=0.0), "t should be positive"),
+        (lambda: effective_rank(torch.zeros(3, 3)), "zero everywhere"),
+        (lambda: effective_rank(X.long()), "float"),
+        (lambda: effective_rank(X[0]), "a row per sample"),
+        (lambda: effective_rank(X[:0]), "non-empty"),
+        (lambda: pair_distances(X[:1], X[:1]), "at least 2"),
+        (lambda: pair_distances(X, X, max_negatives=0), "max_negatives"),
+        (lambda: nearest_neighbours(X, X, 5), r"between 1 and the number of rows to choose from, 4; got k=5"),
+        (lambda: nearest_neighbours(X, None, 4), "other rows to choose from, 3"),
+        (lambda: nearest_neighbours(X, X, 0), "k=0"),
+        (lambda: nearest_neighbours(X, X, 1, chunk=0), "chunk"),
+        (lambda: nearest_neighbours(X, X[:, :2], 1), "2 dimensions, features 4"),
+        (lambda: nearest_neighbours(X, BROKEN, 1), "queries has values that are not finite"),
+    ],
+)
+def test_wrong_input_is_told_apart(call: object, says: str) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match=says):
+        call()

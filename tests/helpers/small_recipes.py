@@ -1,0 +1,33 @@
+"""The recipes, small enough for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from fmicl.config.recipes import RECIPES, Recipe
+
+# What makes each recipe small enough for a test: little data, and a narrower head and a smaller sibling of its encoder.
+SMALL: dict[str, dict[str, Any]] = {
+    "digits": {"batch_size": 256},
+    "cifar10": {"batch_size": 15},
+    "stl10": {"batch_size": 12, "encoder": "resnet18", "size": 64},
+    "tinyimagenet": {"batch_size": 6, "encoder": "resnet18"},
+    "imagenet": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 2, "size": 32, "memory_gib": 0.0},
+    "images": {"batch_size": 4, "size": 32},
+}
+
+
+def small(name: str, folder: Path | None, **changes: Any) -> Recipe:
+    """A recipe for a few steps on a small data set."""
+    recipe = RECIPES[name].recipe
+    settings: dict[str, Any] = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
+    settings |= SMALL[name] | changes
+    size = settings.pop("size", recipe.views.size)
+    views = dataclasses.replace(recipe.views, size=size)
+    return dataclasses.replace(recipe, data_dir=folder, views=views, **settings)
+
+
+def digits(**changes: Any) -> Recipe:
+    return small("digits", None, **{"baselines": False, "monitor_every": 0, **changes})

@@ -1,0 +1,395 @@
+"""Every loss takes the same road by every kernel: the same values, from exact products, and gradients of any order."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fmicl
+from fmicl import kernels
+from fmicl.divergences import KL
+from fmicl.kernels import Kernel, Precision
+from fmicl.kernels.lowering import lower
+from fmicl.kernels.triton import TritonBackend
+from fmicl.losses.shift import ShiftedCritic
+from fmicl.utils.numerics import exact_matmul
+from pair_functions import FUNCTIONS
+from two_views import F64, NAMES
+from unit_rows import needs_triton, rows
+
+
+class HalfPenalty(KL):
+    """KL, less by half of its penalty."""
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class HalfWithSlope(HalfPenalty):
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return r.exp() / 2
+
+
+class HalfInPublic(KL):
+    def penalty(self, r: Tensor | float) -> Tensor:
+        return super().penalty(r) / 2
+
+
+@pytest.mark.parametrize("kernel", ["tiled", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("name", ["kl", "infonce", "align_uniform", "spectral"])
+def test_no_number_is_copied_to_the_device(name: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that is recorded as a CUDA graph can't wait for one: every constant is made where it is used."""
+    monkeypatch.setattr("fmicl.kernels.triton._SIDE", 128)
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            assert func.overloadpacket.__name__ != "lift_fresh", "torch.tensor or new_tensor of a number"
+            return func(*args, **(kwargs or {}))
+
+    x, y = (rows(130, 520, seed).bfloat16().requires_grad_() for seed in (0, 1))
+    with Watch():  # type: ignore[no-untyped-call]
+        make(name, None if name == "kl" else "both", kernel)(x, y).backward()
+
+
+def test_the_guard_leaves_a_setting_above_it_in_charge() -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    try:
+        matmul.fp32_precision = "none"  # torch.set_float32_matmul_precision would have given it one
+        torch.backends.fp32_precision = "tf32"  # type: ignore[attr-defined]
+        with exact_matmul(torch.device("cpu")):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+        torch.backends.fp32_precision = "ieee"  # type: ignore[attr-defined]
+        assert matmul.fp32_precision == "ieee"
+    finally:
+        torch.backends.fp32_precision = "none"  # type: ignore[attr-defined]
+
+
+def test_the_guard_of_the_last_thread_to_leave_puts_the_setting_back() -> None:
+    matmul = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    inside, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with exact_matmul(torch.device("cpu")):
+            inside.set()
+            assert leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    try:
+        torch.set_float32_matmul_precision("medium")
+        with exact_matmul(torch.device("cpu")):
+            thread.start()
+            assert inside.wait(10)
+        assert matmul.fp32_precision == "ieee"  # which the other thread counts on
+        leave.set()
+        thread.join()
+        assert matmul.fp32_precision == "bf16"
+    finally:
+        leave.set()
+        torch.set_float32_matmul_precision("highest")
+
+
+class TestTF32:
+    """Training lets torch round float32 products (to TF32 on a GPU, to bfloat16 on some CPUs): not those of a loss."""
+
+    @pytest.fixture(autouse=True)
+    def rounding(self) -> Iterator[None]:
+        torch.set_float32_matmul_precision("medium")
+        yield
+        assert self.setting() == "bf16"
+        torch.set_float32_matmul_precision("highest")
+
+    def setting(self) -> str:
+        return str(torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize("kernel", ["tiled", "reference"])
+    @pytest.mark.parametrize("name", ["kl", "infonce", "own", "shifted"])
+    def test_products_of_a_loss_are_exact(self, name: str, kernel: Kernel) -> None:
+        seen: list[str] = []
+        setting = self.setting
+
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                if func.overloadpacket.__name__ in ("mm", "addmm", "addmm_"):
+                    seen.append(setting())
+                return func(*args, **(kwargs or {}))
+
+        own = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="own")
+        made = {
+            "own": fmicl.FMICLLoss(own, kernel=kernel),
+            "shifted": fmicl.FMICLLoss("js", shift="optimal", kernel=kernel),
+        }
+        loss = made.get(name) or make(name, "both", kernel)
+        x, y = rows(20, 7).requires_grad_(), rows(20, 7, 1).requires_grad_()
+        with Watch():  # type: ignore[no-untyped-call]
+            value = loss(x, y)
+            forward = len(seen)
+            value.backward()
+        assert forward > 0
+        if kernel == "reference" or name == "infonce":  # the others have their gradient before it is asked for
+            assert len(seen) > forward
+        assert set(seen) == {"ieee"}
+
+    def test_the_guard_of_a_gpu(self) -> None:
+        matmul = torch.backends.cuda.matmul
+        assert matmul.fp32_precision == "tf32"
+        with exact_matmul(torch.device("cuda", 0)):
+            assert matmul.fp32_precision == "ieee"
+        assert matmul.fp32_precision == "tf32"
+
+    def test_the_reference_keeps_all_its_derivatives(self) -> None:
+        x, y = rows(5, 3, 0, F64), rows(5, 3, 1, F64)
+        module = fmicl.FMICLLoss("js", kernel="reference")
+
+        def loss(x: Tensor) -> Tensor:
+            value: Tensor = module(x, y)
+            return value
+
+        slope = torch.func.grad(loss)(x)
+        along = torch.func.jvp(loss, (x,), (y,))[1]
+        torch.testing.assert_close(along, (slope * y).sum())
+        torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(torch.stack([x, y]))[0], slope)
+        compiled = torch.compile(loss, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(x), loss(x))
+
+
+class TestCompiled:
+    """A loss in a step that torch.compile compiles."""
+
+    @pytest.fixture(autouse=True)
+    def quiet(self, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> Iterator[None]:
+        """It isn't compiled again for a batch of the same shape, and nothing is said."""
+        torch.compiler.reset()
+        logger = logging.getLogger("torch._dynamo")
+        logger.addHandler(caplog.handler)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            yield
+        logger.removeHandler(caplog.handler)
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert not [str(warning.message) for warning in recwarn]
+
+    @pytest.mark.parametrize(
+        ("loss", "fullgraph"),
+        [
+            (fmicl.FMICLLoss("kl"), False),
+            (fmicl.FMICLLoss("js", shift="optimal"), False),
+            (fmicl.FMICLLoss("js", shift="optimal", kernel="reference"), False),
+            (fmicl.InfoNCELoss(), False),
+            (fmicl.FMICLLoss("js", mu="normalised", kernel="reference"), True),
+            (fmicl.FMICLLoss("kl", shift="optimal", kernel="reference"), True),
+            (fmicl.InfoNCELoss(kernel="reference"), True),
+        ],
+        ids=str,
+    )
+    def test_it_has_the_same_value_and_gradients(self, loss: torch.nn.Module, fullgraph: bool) -> None:
+        model = torch.nn.Linear(5, 4)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            value: Tensor = loss(model(x), model(y))
+            return value
+
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=fullgraph)
+        for seed in range(3):
+            x, y = rows(9, 5, seed), rows(9, 5, seed + 10)
+            values = compiled(x, y), step(x, y)
+            seen, wanted = ((value, *torch.autograd.grad(value, list(model.parameters()))) for value in values)
+            torch.testing.assert_close(seen, wanted)
+
+    @pytest.mark.parametrize(
+        "loss", [fmicl.FMICLLoss("kl"), fmicl.FMICLLoss("js", shift="optimal", kernel="reference")], ids=str
+    )
+    def test_one_graph_has_room_for_the_reference_alone(self, loss: torch.nn.Module) -> None:
+        compiled = torch.compile(loss, backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"kernel='reference'.* leave the loss outside"):
+            compiled(rows(9, 5), rows(9, 5, 1))
+
+    def test_within_a_transform_it_is_the_reference(self) -> None:
+        y = rows(9, 5, 1)
+        slope = torch.func.grad(lambda x: fmicl.functional.fmicl_loss(x, y, "js"))
+        compiled = torch.compile(slope, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(rows(9, 5)), slope(rows(9, 5)))
+
+    def test_who_compiles_nothing_does_not_load_the_compiler(self) -> None:
+        script = (
+            "import sys, torch, fmicl; fmicl.InfoNCELoss()(*torch.ones(2, 3, 3)); print('torch._dynamo' in sys.modules)"
+        )
+        assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"
+
+
+LOSSES = [*NAMES, "infonce", "align_uniform", "spectral"]
+
+
+def make(
+    name: str, negatives: str | None = None, kernel: str = "auto", precision: Precision = "auto"
+) -> torch.nn.Module:
+    """A loss by name, with its own choice of negatives unless told."""
+    options: dict[str, Any] = {"kernel": kernel, "precision": precision}
+    if negatives is not None:
+        options["negatives"] = negatives
+    match name:
+        case "infonce":
+            return fmicl.InfoNCELoss(**options)
+        case "align_uniform":
+            return fmicl.AlignUniformLoss(**options)
+        case "spectral":
+            return fmicl.SpectralContrastiveLoss(**options)
+        case _:
+            return fmicl.FMICLLoss(name, **options)
+
+
+class TestLosses:
+    """Every loss takes the same road, whichever kernel is asked for."""
+
+    @pytest.mark.parametrize("kernel", ["tiled", "auto", pytest.param("triton", marks=needs_triton)])
+    @pytest.mark.parametrize("mode", ["anchor", "both", "cross", "explicit"])
+    @pytest.mark.parametrize("name", LOSSES)
+    def test_kernels_agree(self, name: str, mode: str, kernel: Kernel) -> None:
+        explicit = rows(11, 7, 5) if mode == "explicit" else None
+        negatives = "anchor" if mode == "explicit" else mode
+        results = []
+        for chosen in (kernel, "reference"):
+            x, y = rows(20, 7).requires_grad_(), rows(20, 7, 1).requires_grad_()
+            value = make(name, negatives, chosen)(x, y, negatives=explicit)
+            results.append((value, *torch.autograd.grad(value, (x, y))))
+        for seen, true in zip(*results, strict=True):
+            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["kl", "infonce", "align_uniform", "spectral"])
+    def test_double_backward_falls_back_to_the_reference(self, name: str) -> None:
+        x, y = rows(5, 3, 0, F64).requires_grad_(), rows(5, 3, 1, F64).requires_grad_()
+        assert torch.autograd.gradgradcheck(make(name), (x, y))
+
+    def test_backward_twice_through_one_graph(self) -> None:
+        x, y = rows(5, 3, 0, F64).requires_grad_(), rows(5, 3, 1, F64)
+        value = fmicl.FMICLLoss("kl")(x, y)
+        first = torch.autograd.grad(value, x, retain_graph=True)[0]
+        second = torch.autograd.grad(3 * value, x)[0]
+        torch.testing.assert_close(second, 3 * first)
+
+    def test_a_divergence_of_ones_own_runs_tiled(self) -> None:
+        mine = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="mine")
+        critic = fmicl.Gaussian().critic(mine, 3)
+        assert lower(critic) is None
+        assert lower(ShiftedCritic(fmicl.Gaussian().critic(fmicl.divergence("js"), 3), 0.1)) is None
+        x, y = rows(9, 3), rows(9, 3, 1)
+        torch.testing.assert_close(fmicl.FMICLLoss(mine)(x, y), fmicl.FMICLLoss("kl")(x, y))
+        with pytest.raises(ValueError, match=r"no program for .*; kernel='auto' or 'tiled'"):
+            TritonBackend(False).pair_symmetric(x, critic, True)
+
+    @pytest.mark.parametrize("kind", [HalfPenalty, HalfWithSlope, HalfInPublic])
+    def test_a_subclass_is_a_divergence_of_ones_own(self, kind: type[fmicl.Divergence]) -> None:
+        """It has neither the kernel of the known one nor the slope of its penalty."""
+        for mine in (kind(), kind().weighted(2.0)):
+            critic = fmicl.Gaussian().critic(mine, 3)
+            assert lower(critic) is None
+            with pytest.raises(ValueError, match="no program for"):
+                TritonBackend(True).pair_symmetric(rows(9, 3), critic, True)
+        x, y = rows(9, 3), rows(9, 3, 1)
+        results = []
+        for kernel in ("reference", "tiled", "auto"):
+            leaf = x.clone().requires_grad_()
+            value = fmicl.FMICLLoss(kind(), kernel=kernel)(leaf, y)
+            value.backward()
+            assert leaf.grad is not None
+            results.append((value.detach(), leaf.grad))
+        terms = fmicl.functional.fmicl_terms(x, y, "kl")
+        torch.testing.assert_close(results[0][0], terms.alignment + terms.uniformity / 2)
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0])
+
+    def test_the_shift_of_a_subclass_is_solved_for(self) -> None:
+        class Steeper(KL):
+            """2 u log u, by its derivative and its conjugate."""
+
+            def _derivative(self, u: Tensor) -> Tensor:
+                return 2 * super()._derivative(u)
+
+            def _score(self, r: Tensor) -> Tensor:
+                return 2 * super()._score(r)
+
+            def _conjugate(self, t: Tensor) -> Tensor:
+                return 2 * super()._conjugate(t / 2)
+
+            def _conjugate_derivative(self, t: Tensor) -> Tensor:
+                return super()._conjugate_derivative(t / 2)
+
+        x, y = rows(9, 3, 0, F64), rows(9, 3, 1, F64)
+        same = fmicl.Divergence.from_generator(lambda u: 2 * u * u.log(), name="same")
+        seen, wanted = (fmicl.FMICLLoss(kind, shift="optimal")(x, y) for kind in (Steeper(), same))
+        torch.testing.assert_close(seen, wanted)
+
+    def test_without_gradients(self) -> None:
+        x, y = rows(9, 3), rows(9, 3, 1)
+        with torch.no_grad():
+            value = fmicl.FMICLLoss("kl")(x, y)
+        torch.testing.assert_close(value, fmicl.FMICLLoss("kl", kernel="reference")(x, y))
+
+    def test_only_one_side_wants_a_gradient(self) -> None:
+        x, y = rows(9, 3), rows(9, 3, 1).requires_grad_()
+        for name in ("kl", "infonce"):
+            grads = [torch.autograd.grad(make(name, "cross", kernel)(x, y), y)[0] for kernel in ("tiled", "reference")]
+            torch.testing.assert_close(grads[0], grads[1], rtol=1e-4, atol=1e-6)
+
+    def test_the_sum_of_half_precision_rows_is_float32(self) -> None:
+        x = rows(40, 8).bfloat16()
+        total = kernels.pair_sum(x, None, FUNCTIONS["kl"], 0)
+        assert total.dtype == torch.float32
+
+    @pytest.mark.parametrize(
+        ("kernel", "precision", "n", "d"),
+        [
+            ("tiled", "auto", 900, 16),
+            *(
+                pytest.param("triton", precision, 150, d, marks=needs_triton)
+                for precision, d in (("fast", 16), ("fast", 520), ("high", 130))
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["kl", "infonce"])
+    def test_the_same_input_gives_the_same_bits(
+        self, name: str, kernel: Kernel, precision: Precision, n: int, d: int
+    ) -> None:
+        """As they are, and where torch is told to be deterministic: it then fills memory that nobody wrote with NaN."""
+        loss = make(name, "both", kernel, precision)
+        results = []
+        for told in (False, False, True):
+            torch.use_deterministic_algorithms(told)
+            try:
+                x, y = (3 * rows(n, d)).requires_grad_(), rows(n, d, 1).requires_grad_()
+                value = loss(x, y)
+                results.append((value.detach(), *torch.autograd.grad(value, (x, y))))
+            finally:
+                torch.use_deterministic_algorithms(False)
+        for seen in zip(*results, strict=True):
+            assert torch.equal(seen[0], seen[1])
+            assert torch.equal(seen[0], seen[2])
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"kernel": "cuda"}, "kernel is 'auto', 'reference', 'tiled' or 'triton', got 'cuda'"),
+            ({"precision": "low"}, "precision is 'auto', 'fast' or 'high', got 'low'"),
+            ({"gather": 1}, "gather is True or False"),
+        ],
+    )
+    def test_refuses(self, options: dict[str, object], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            fmicl.FMICLLoss("kl", **options)  # type: ignore[arg-type]
+
+    def test_triton_says_what_it_needs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TRITON_INTERPRET", "0")
+        with pytest.raises(ValueError, match="needs a CUDA device, but the embeddings are on cpu"):
+            fmicl.FMICLLoss("kl", kernel="triton")(rows(4, 3), rows(4, 3, 1))
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+        with pytest.raises(ValueError, match="computes in float32"):
+            fmicl.FMICLLoss("kl", kernel="triton")(rows(4, 3, 0, F64), rows(4, 3, 1, F64))

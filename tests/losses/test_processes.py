@@ -1,0 +1,164 @@
+"""Losses over several real processes: the gradient that DistributedDataParallel ends up with is one process's."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import fmicl
+from fmicl.kernels import columns
+from process_groups import free_port, process_group, spawn
+
+F64 = torch.float64
+D_IN, D = 5, 4
+
+MODES = ("anchor", "both", "cross")
+CASES: dict[str, Callable[..., nn.Module]] = {
+    **{f"{name}, anchor": functools.partial(fmicl.FMICLLoss, name) for name in fmicl.list_divergences()},
+    **{f"js, {mode}": functools.partial(fmicl.FMICLLoss, "js", negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    **{
+        f"kl, shift, {mode}": functools.partial(fmicl.FMICLLoss, "kl", shift="optimal", negatives=mode)  # type: ignore[arg-type]
+        for mode in MODES
+    },
+    "js, shift": functools.partial(fmicl.FMICLLoss, "js", alpha=2.0, shift="optimal"),
+    "js, cosine": functools.partial(fmicl.FMICLLoss, "js", similarity="cosine"),
+    **{f"infonce, {mode}": functools.partial(fmicl.InfoNCELoss, 0.3, mode) for mode in MODES},  # type: ignore[arg-type]
+    **{f"au, {mode}": functools.partial(fmicl.AlignUniformLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    "au, sharp": functools.partial(fmicl.AlignUniformLoss, gamma=400.0),
+    **{f"spectral, {mode}": functools.partial(fmicl.SpectralContrastiveLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+}
+
+
+def data(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, noise = torch.randn(2, sum(sizes), D_IN, generator=generator, dtype=F64)
+    return x, x + 0.3 * noise, torch.randn(7, D, generator=generator, dtype=F64)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Linear(D_IN, D, dtype=F64)
+
+
+def gradient(module: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, queue: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The loss, and the gradient of the encoder's weight after backward."""
+    embedded = module(torch.cat([x, y]))
+    value = loss(embedded[: len(x)], embedded[len(x) :], negatives=queue)
+    value.backward()
+    weight = next(module.parameters())
+    assert weight.grad is not None
+    return value.detach(), weight.grad
+
+
+def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """In each process: every case, by each kernel and both ways for columns to travel."""
+    with process_group(rank, len(sizes), port):
+        x, y, queue = data(sizes)
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        wrapped = DistributedDataParallel(model())
+        for ring in (False, True):
+            columns.RING_ABOVE = -1 if ring else 2**28
+            for kernel in ("tiled", "reference"):
+                if ring and kernel == "reference":
+                    continue
+                for name, make in CASES.items():
+                    for explicit in (None, queue):
+                        wrapped.zero_grad()
+                        value, grad = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
+                        dist.all_reduce(value)
+                        key = f"{name}, queue" if explicit is not None else name
+                        true_value, true_grad = truth[key]
+                        torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=key)
+                        torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
+        columns.RING_ABOVE = 2**28
+        alone = fmicl.FMICLLoss("kl", gather=False)
+        if sizes[rank] == 1:
+            with pytest.raises(ValueError, match="at least two samples"):
+                alone(x[mine], y[mine])
+        else:
+            value, _ = gradient(model(), alone, x[mine], y[mine], None)
+            torch.testing.assert_close(value, truth[f"alone {rank}"][0])
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 4, 1, 2)], ids=str)
+def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
+    """Two and four processes, uneven batches included: equal to 1e-5 for every loss, source of negatives and kernel."""
+    x, y, queue = data(sizes)
+    truth: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, make in CASES.items():
+        truth[name] = gradient(model(), make(), x, y, None)
+        truth[f"{name}, queue"] = gradient(model(), make(), x, y, queue)
+    for rank in range(len(sizes)):
+        mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+        if sizes[rank] > 1:  # a process with one sample can't go alone
+            truth[f"alone {rank}"] = gradient(model(), fmicl.FMICLLoss("kl"), x[mine], y[mine], None)
+    spawn(check_all, len(sizes), sizes, free_port(), truth)
+
+
+def check_refusals(rank: int, world: int, port: int) -> None:
+    with process_group(rank, world, port):
+        width = 3 + rank
+        with pytest.raises(ValueError, match=r"by rank the shapes are \[\(4, 3\), \(4, 4\)\]"):
+            fmicl.FMICLLoss("kl")(torch.randn(4, width), torch.randn(4, width))
+        # what one process finds wrong with its own input, the others hear of
+        bad = torch.randn(4, 3) if rank == 0 else torch.randn(5, 3)
+        with pytest.raises(ValueError, match=r"rank 1 was refused" if rank == 0 else r"\(4, 3\) and \(5, 3\)"):
+            fmicl.FMICLLoss("kl")(torch.randn(4, 3), bad)
+        empty = torch.randn(4 if rank == 1 else 0, 3)
+        with pytest.raises(ValueError, match="rank 0 was refused" if rank == 1 else "at least one row"):
+            fmicl.InfoNCELoss()(empty, empty)
+        narrow, wide = torch.randn(4, 3), torch.randn(4, 3, dtype=F64)
+        mine = wide if rank == 1 else narrow
+        for loss in (fmicl.FMICLLoss("kl"), fmicl.InfoNCELoss(), fmicl.AlignUniformLoss(kernel="reference")):
+            with pytest.raises(ValueError, match=r"\['x float32, y float32, .*'x float64, y float64, "):
+                loss(mine, mine)
+            with pytest.raises(ValueError, match=r"'x float32, y float32, .*'x float32, y float64, "):
+                loss(narrow, mine)
+            with pytest.raises(ValueError, match=r"negatives float32, .*negatives float64, "):
+                loss(narrow, narrow, negatives=mine)
+            with pytest.raises(ValueError, match=r"negatives (anchor|both), .*negatives float32, "):
+                loss(narrow, narrow, negatives=narrow if rank == 1 else None)
+        with pytest.raises(ValueError, match=r"\['x float32', 'x float64'\]"):
+            columns.world_of(mine)
+        x = torch.randn(4, 3, requires_grad=True)
+        for kernel in ("tiled", "reference"):
+            for loss in (fmicl.FMICLLoss("kl", kernel=kernel), fmicl.AlignUniformLoss(kernel=kernel)):
+                value = loss(x, torch.randn(4, 3))
+                with pytest.raises(RuntimeError, match="2 processes can't be differentiated twice"):
+                    torch.autograd.grad(value, x, create_graph=True)
+
+
+def check_numbers(rank: int, world: int, port: int) -> None:
+    with process_group(rank, world, port):
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.randn(2, 8, 4, generator=generator, dtype=F64)
+        queues = [torch.randn(number, 4, generator=generator, dtype=F64) for number in (3, 30)]
+        mine = slice(4 * rank, 4 * rank + 4)
+        for gamma in (1.0, 25.0, 400.0):  # terms underflow for the larger ones, in one of the types or in both
+            loss = fmicl.FMICLLoss("kl", gamma=gamma, shift="optimal")
+            means = [
+                (2 * gamma * F.normalize(x[4 * r : 4 * r + 4]) @ F.normalize(queues[r]).T).logsumexp(dim=1)
+                - math.log(len(queues[r]))
+                for r in range(2)
+            ]
+            expected = math.log(40.0) + 1 - 2 * gamma + torch.cat(means).logsumexp(dim=0) - math.log(8)
+            for dtype in (F64, torch.float32):
+                terms = loss.terms(x[mine].to(dtype), y[mine].to(dtype), negatives=queues[rank].to(dtype))
+                torch.testing.assert_close(terms[1].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_explicit_negatives_in_different_numbers() -> None:
+    spawn(check_numbers, 2, 2, free_port())
+
+
+def test_refused_on_all_processes_alike() -> None:
+    """Shapes and types that don't fit are an error everywhere, not a hang; so is what can't be done."""
+    spawn(check_refusals, 2, 2, free_port())

@@ -1,0 +1,216 @@
+"""The optimal shift: no other does better, its gradient is exact, and it takes few passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import fmicl
+from fmicl import functional, kernels
+from fmicl.kernels.contract import PairFunction
+from fmicl.losses.shift import optimal_shift, shift_of_counts
+from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
+
+
+@pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("alpha", [1.0, 40.0])
+def test_no_shift_does_better(name: str, alpha: float, similarity: str) -> None:
+    x, y = batch()
+    kind = fmicl.divergence(name)
+    critic = functional.make_similarity(similarity).critic(kind, 4)
+    off = ~torch.eye(len(x), dtype=torch.bool)
+    t_positive = critic.score(critic.pairs(unit(x), unit(y)))
+    t_negative = critic.score(critic.z(unit(x) @ unit(x).T)[off])
+    best = -float(fmicl.FMICLLoss(name, alpha=alpha, similarity=similarity, shift="optimal")(x, y))
+
+    def bound(v: Tensor) -> Tensor:
+        return t_positive.mean() - v - alpha * kind.conjugate(t_negative - v[:, None]).mean(dim=1)
+
+    centre, span = 0.0, 10.0 + float(t_negative.abs().max()) + abs(float(kind.derivative(1 / alpha)))
+    for _ in range(4):  # a concave function: zoom in on the best point of a grid
+        grid = centre + torch.linspace(-span, span, 1001, dtype=F64)
+        centre, span = float(grid[bound(grid).argmax()]), span / 100
+    found = float(bound(grid).max())
+    assert best >= found - 1e-9 * (1 + abs(found))
+    assert best == pytest.approx(found, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_gradient_by_the_envelope_theorem(name: str, mode: str) -> None:
+    x, y = (v.requires_grad_() for v in batch(4, 3))
+    explicit = [queue(3, 3).requires_grad_()] if mode == "explicit" else []
+    negatives = "anchor" if mode == "explicit" else mode
+    loss = fmicl.FMICLLoss(name, alpha=2.0, shift="optimal", negatives=negatives)  # type: ignore[arg-type]
+    assert torch.autograd.gradcheck(loss, (x, y, *explicit), atol=1e-5)
+
+
+def test_closed_form_and_solve_agree_for_kl() -> None:
+    x, y = batch()
+    solved = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="kl by hand")
+    for similarity in ("gaussian", "cosine"):
+        closed = fmicl.FMICLLoss("kl", similarity=similarity, shift="optimal")(x, y)
+        torch.testing.assert_close(fmicl.FMICLLoss(solved, similarity=similarity, shift="optimal")(x, y), closed)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0, 20.0])
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_finite_in_float32_where_it_is_in_float64(name: str, alpha: float, gamma: float) -> None:
+    """Just below the optimum a pair may lie above the domain of f*: v is taken from the other side."""
+    x, y = (torch.randn(64, 16, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    loss = fmicl.FMICLLoss(name, alpha=alpha, gamma=gamma, shift="optimal")
+    true = loss(x.double(), y.double())
+    if abs(float(true)) > torch.finfo(torch.float32).max:
+        pytest.skip("the loss itself is no float32")
+    x.requires_grad_()
+    seen = loss(x, y)
+    assert bool(true.isfinite())
+    torch.testing.assert_close(seen.double(), true, rtol=1e-3, atol=1e-3)
+    seen.backward()
+    assert x.grad is not None
+    assert bool(x.grad.isfinite().all())
+
+
+def test_within_transforms_it_goes_with_kl_alone() -> None:
+    x, y = batch()
+    torch.func.grad(lambda x: fmicl.FMICLLoss("kl", shift="optimal")(x, y))(x)
+    with pytest.raises(ValueError, match=r"through torch\.func with kl alone, got js"):
+        torch.func.grad(lambda x: fmicl.FMICLLoss("js", shift="optimal")(x, y))(x)
+
+
+def test_never_below_the_unshifted_bound() -> None:
+    x, y = batch()
+    for name in NAMES:
+        shifted = fmicl.FMICLLoss(name, alpha=5.0, shift="optimal")(x, y)
+        assert float(shifted) <= float(fmicl.FMICLLoss(name, alpha=5.0)(x, y)) + 1e-12
+
+
+def test_differentiating_twice_is_refused_where_it_would_be_wrong() -> None:
+    x, y = (v.requires_grad_() for v in batch(4, 3))
+    with pytest.raises(RuntimeError, match="can't be differentiated twice: the gradient of shift='optimal'"):
+        torch.autograd.grad(fmicl.FMICLLoss("js", shift="optimal")(x, y), x, create_graph=True)
+    assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
+
+
+def test_the_solve_takes_few_passes_and_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fmicl.kernels import tiled
+
+    asked: list[bool] = []
+    whole = tiled.pair_symmetric
+
+    def spy(x: Tensor, function: object, gradient: bool) -> tuple[Tensor, Tensor | None]:
+        asked.append(gradient)
+        return whole(x, function, gradient)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tiled, "pair_symmetric", spy)
+    for d, most in ((8, 11), (128, 11), (256, 8)):  # where embeddings are as far apart as after training, few indeed
+        x, y = (v.requires_grad_() for v in batch(64, d, dtype=torch.float32))
+        for name in CERTIFIED:
+            asked.clear()
+            fmicl.FMICLLoss(name, shift="optimal")(x, y)
+            assert asked.count(True) == 1
+            assert len(asked) <= (1 if name == "kl" else most)
+
+
+@pytest.mark.parametrize("spread", [0.06, 0.4])
+@pytest.mark.parametrize("alpha", [0.5, 40.0, 4096.0])
+@pytest.mark.parametrize("gamma", [0.5, 10.0])
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_the_solve_ends_at_the_root(name: str, gamma: float, alpha: float, spread: float) -> None:
+    """alpha E_neg[(f*)'(T - v)] crosses 1 there, in bounded time: where T is steep, most steps of a secant are poor."""
+    critic = functional.make_similarity("gaussian", gamma).critic(fmicl.divergence(name), 256)
+    cosines = spread * torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=F64)
+    z = critic.z(cosines.clamp(-1, 1))
+    passes = 0
+
+    def mean(function: PairFunction) -> Tensor:
+        nonlocal passes
+        passes += 1
+        return function.penalty(z).mean()
+
+    v = optimal_shift(critic, alpha, mean)
+    assert passes < 60
+
+    def attained(v: float) -> float:
+        return alpha * float(fmicl.divergence(name).conjugate_derivative(critic.score(z) - v).mean())
+
+    width = 1e-11 * max(1.0, abs(v))
+    assert attained(v + width) <= 1 + 1e-9
+    assert not attained(v - width) < 1 - 1e-9
+
+
+def test_in_float32() -> None:
+    x, y = batch(dtype=torch.float32)
+    assert fmicl.FMICLLoss("squared_hellinger", gamma=50.0, shift="optimal")(x, y).isfinite()
+    for name in NAMES:
+        loss = fmicl.FMICLLoss(name, shift="optimal")
+        torch.testing.assert_close(loss(x, y).double(), loss(x.double(), y.double()), rtol=1e-4, atol=1e-4)
+
+
+# ---- where no value can be looked at
+
+
+@pytest.mark.parametrize(("similarity", "spread"), [("gaussian", 0.06), ("gaussian", 0.4), ("cosine", 0.25)])
+@pytest.mark.parametrize("alpha", [1.0, 40.0])
+@pytest.mark.parametrize("gamma", [1.0, 10.0])
+@pytest.mark.parametrize("name", CERTIFIED)
+def test_counts_give_the_shift_too(name: str, gamma: float, alpha: float, spread: float, similarity: str) -> None:
+    critic = functional.make_similarity(similarity, gamma).critic(fmicl.divergence(name), 256)
+    cosines = (spread * torch.randn(5_000, generator=torch.Generator().manual_seed(0), dtype=F64)).clamp(-1, 1)
+    scores = critic.score(critic.z(cosines))
+
+    def cost(v: float) -> float:
+        return v + alpha * float(critic.divergence.conjugate(scores - v).mean())
+
+    exact = optimal_shift(critic, alpha, lambda function: function.penalty(critic.z(cosines)).mean())
+    found = float(shift_of_counts(critic, alpha, torch.histc(cosines, 8192, -1, 1)))
+    assert found >= exact - 1e-9 * (1 + abs(exact))  # on the side where no pair leaves the domain
+    size, part = 1 + abs(cost(exact)), 2 / 8192
+    # T may change by a factor e^(2 gamma part) within a part
+    assert cost(exact) - 1e-9 * size <= cost(found) <= cost(exact) + 2 * gamma * part * size
+    if alpha == 40.0 and gamma == 1.0:  # as in training
+        assert cost(found) == pytest.approx(cost(exact), rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", [name for name in CERTIFIED if name != "kl"])
+def test_while_a_graph_is_recorded_the_loss_is_nearly_the_same(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = batch(32, 16, dtype=torch.float32)
+    explicit = [queue(24, 16).float()] if mode == "explicit" else []
+    negatives = "anchor" if mode == "explicit" else mode
+    loss = fmicl.FMICLLoss(name, shift="optimal", negatives=negatives)  # type: ignore[arg-type]
+
+    def both() -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        value = loss(leaf, y, *explicit)
+        (slope,) = torch.autograd.grad(value, leaf)
+        return value.detach(), slope
+
+    exact, wanted = both()
+    monkeypatch.setattr(functional, "recording", lambda _: True)
+    monkeypatch.setattr(functional, "optimal_shift", lambda *_, **__: pytest.fail("it looks at values"))
+    seen, found = both()
+    torch.testing.assert_close(seen, exact, rtol=1e-5, atol=1e-5)
+    assert float((found - wanted).norm()) < 5e-3 * float(wanted.norm())
+
+
+@pytest.mark.parametrize("skip", [None, 0, 2, -3])
+def test_cosines_are_counted_tile_by_tile_without_those_left_out(
+    skip: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fmicl.kernels import tiled
+
+    monkeypatch.setattr(tiled, "_CPU_TILE", 4)
+    x, y = (unit(value) for value in batch(11, 3))
+    products = (x @ y.T).clamp(-1, 1)
+    if skip is not None:
+        row, column = torch.meshgrid(torch.arange(11), torch.arange(11), indexing="ij")
+        products = products[column != row + skip]
+    assert torch.equal(kernels.count_cosines(x, y, skip, bins=8), torch.histc(products, 8, -1, 1))
+    itself = kernels.count_cosines(x, None, 0, bins=2)
+    assert int(itself.sum()) == 11 * 10

@@ -1,0 +1,96 @@
+"""The Gaussian's normalising constant against mpmath and integration; the cosine critic's domain."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import pytest
+import torch
+from scipy import integrate, special
+
+import fmicl
+from fmicl.divergences.special import log_hyp0f1, log_lambert_w
+from fmicl.losses.similarities import log_mu
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 7, 64, 512, 2048, 8192])
+@pytest.mark.parametrize("k", [1e-3, 0.1, 2.0, 40.0, 1e3, 1e4])
+def test_log_mu_against_mpmath(d: int, k: float) -> None:
+    with mpmath.workdps(50):
+        order = mpmath.mpf(d) / 2 - 1
+        inverse = mpmath.gamma(order + 1) * (2 / mpmath.mpf(k)) ** order * mpmath.besseli(order, mpmath.mpf(k))
+        true = mpmath.mpf(k) - mpmath.log(inverse)
+    assert log_mu(k / 2, d) == pytest.approx(float(true), abs=1e-8)
+
+
+@pytest.mark.parametrize(("d", "gamma"), [(2, 1.0), (3, 0.5), (10, 4.0), (64, 20.0)])
+def test_normalised_mu_makes_u_a_density_ratio(d: int, gamma: float) -> None:
+    """E[u] = 1 for y uniform on the sphere; the cosine c of its angle to x has density ~ (1 - c^2)^((d-3)/2)."""
+    log_area = special.gammaln(d / 2) - special.gammaln((d - 1) / 2) - 0.5 * math.log(math.pi)
+    critic = fmicl.Gaussian(gamma, "normalised").critic(fmicl.divergence("kl"), d)
+
+    def integrand(angle: float) -> float:
+        r = critic.offset + critic.scale * math.cos(angle)
+        return math.exp(r + log_area) * math.sin(angle) ** (d - 2)
+
+    total, _ = integrate.quad(integrand, 0, math.pi, epsabs=1e-12, epsrel=1e-12, limit=200)
+    assert total == pytest.approx(1, abs=1e-9)
+
+
+def test_gaussian_is_the_kernel() -> None:
+    x, y = torch.nn.functional.normalize(torch.randn(2, 6, 5, dtype=F64), dim=-1)
+    critic = fmicl.Gaussian(gamma=0.7, mu=3.0).critic(fmicl.divergence("kl"), 5)
+    expected = math.log(3.0) - 0.7 * (x - y).norm(dim=-1) ** 2
+    torch.testing.assert_close(critic.pairs(x, y), expected)
+    torch.testing.assert_close(critic.z((x * y).sum(-1)), expected)
+
+
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+def test_cosine_never_leaves_the_domain(name: str) -> None:
+    kind = fmicl.divergence(name)
+    critic = fmicl.Cosine(temperature=0.05).critic(kind, 8)
+    z = critic.z(torch.linspace(-1, 1, 201, dtype=F64))
+    torch.testing.assert_close(z, torch.linspace(-20, 20, 201, dtype=F64))
+    t = critic.score(z)
+    assert (t <= kind.supremum).all()
+    assert critic.penalty(z).isfinite().all()
+    torch.testing.assert_close(critic.penalty(z), kind.conjugate(t), rtol=1e-5, atol=1e-8)
+    assert (t.diff() >= -1e-15).all()  # increasing; bounded ones saturate, up to rounding
+
+
+def test_a_user_divergence_has_an_activation_too() -> None:
+    mine = fmicl.Divergence.from_generator(lambda u: (u.sqrt() - 1) ** 2, name="mine")
+    t = mine.activation(torch.linspace(-20, 20, 41, dtype=F64))
+    assert (t <= mine.supremum).all()
+    assert mine.activated_penalty(torch.linspace(-20, 20, 41, dtype=F64)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: fmicl.Gaussian(gamma=0.0), r"gamma must be a positive number, got gamma=0\.0"),
+        (lambda: fmicl.Gaussian(mu=-1.0), r"mu must be a positive number, got mu=-1\.0"),
+        (lambda: fmicl.Gaussian(mu="normal"), "positive number or 'normalised', got 'normal'"),  # type: ignore[arg-type]
+        (lambda: fmicl.Cosine(temperature=math.nan), "temperature must be a positive number, got temperature=nan"),
+        (lambda: log_mu(1.0, 1), "dimension 2 or more, got d=1"),
+        (lambda: log_hyp0f1(-1.0, 1.0), "order > 0"),
+    ],
+)
+def test_refuses(make: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()  # type: ignore[operator]
+
+
+def test_log_lambert_w() -> None:
+    z = torch.tensor([-1e4, -100.0, -1.0, 0.0, 1.0, 2.0, 100.0, 1e4], dtype=F64, requires_grad=True)
+    root = log_lambert_w(z)
+    torch.testing.assert_close(root.exp() + root, z, rtol=1e-14, atol=1e-14)
+    for value in (-5.0, 0.3, 5.0, 300.0):
+        expected = math.log(float(special.lambertw(math.exp(value)).real))
+        assert float(log_lambert_w(torch.tensor(value, dtype=F64))) == pytest.approx(expected, abs=1e-13)
+    small = torch.linspace(-3, 3, 7, dtype=F64, requires_grad=True)
+    assert torch.autograd.gradcheck(log_lambert_w, small)
+    assert torch.autograd.gradgradcheck(log_lambert_w, small)

@@ -1,0 +1,150 @@
+"""Training with recorded graphs and the faster kernels against training as it is written; on a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from fmicl.config.recipes import RECIPES
+from fmicl.data import ArraySamples, ViewStream
+from fmicl.methods import Method
+from fmicl.training.building import build_method, build_recipe_encoder
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+STEPS = 4
+
+
+def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tuple[list[float], Method]:
+    """Losses of some steps, and what they led to."""
+    recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64, queue=256, learning_rate=0.02, **changes)
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8)
+    stream = ViewStream(
+        ArraySamples(images), recipe.view_pair, 64, seed=0, device=device,
+        multiplicity=recipe.multiplicity, compile=faster,
+    )  # fmt: skip
+    method = build_method(recipe, build_recipe_encoder(recipe), STEPS).to(device)
+    optimizer = method.configure_optimizers()
+    method.optimizers = lambda *_, **__: optimizer  # type: ignore[assignment,method-assign]
+    if faster:
+        method.compile_parts(device)
+        assert method.recording
+    losses = []
+    for batch in stream:
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = method.training_step(batch, 0)["loss"]
+        loss.backward()
+        method.on_after_backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert not faster or (method.recording and method._recorded is not None)
+    return losses, method
+
+
+every_kind = pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"divergence": "js", "negatives": "both"},
+        {"shift": "optimal"},
+        {"divergence": "js", "shift": "optimal"},
+        {"method": "moco", "divergence": "pearson", "shift": "optimal"},
+        {"multiplicity": 4},
+        {"objective": "infonce"},
+        {"objective": "align_uniform"},
+        {"objective": "spectral"},
+        {"method": "moco", "objective": "infonce"},
+        {"method": "moco", "divergence": "vlc"},
+        {"method": "moco", "symmetric": True},
+        {"method": "moco", "key_statistics": "batch", "symmetric": True},
+        {"method": "mocov3"},
+        {"rotation_weight": 0.4},
+        {"method": "moco", "symmetric": True, "rotation_weight": 0.4, "divergence": "pearson"},
+    ],
+    ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()) or "simclr",
+)
+
+
+@every_kind
+def test_recorded_steps_are_the_steps(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    plain, before = trained(changes, faster=False)
+    seen, after = trained(changes, faster=True)
+    assert seen == pytest.approx(plain, rel=2e-3, abs=2e-4)
+    for (name, mine), theirs in zip(after.state_dict().items(), before.state_dict().values(), strict=True):
+        if mine.is_floating_point():
+            assert float((mine - theirs).norm()) <= 2e-2 * float(theirs.norm()) + 1e-3, name
+        else:
+            assert torch.equal(mine, theirs), name
+
+
+@every_kind
+def test_steps_in_half_precision_are_recorded_too(changes: dict[str, Any]) -> None:
+    """As runs are trained: the loss is another kernel's then."""
+    plain, _ = trained(changes, faster=False, half=True)
+    seen, _ = trained(changes, faster=True, half=True)
+    assert seen == pytest.approx(plain, rel=2e-2, abs=2e-2)
+
+
+def test_dropout_is_new_in_every_recorded_step() -> None:
+    from fmicl.models.fast import record
+
+    network = torch.nn.Dropout(0.5).cuda().train()
+    x = torch.ones(64, 64, device="cuda")
+    run = record(lambda x: (network(x), network(x)), [network], x)
+    torch.manual_seed(1)
+    one, other = (value.clone() for value in run(x))
+    assert not torch.equal(one, other)
+    torch.manual_seed(2)
+    assert not torch.equal(run(x)[0], one)
+    torch.manual_seed(1)
+    assert torch.equal(run(x)[0], one)
+
+
+def test_frozen_layers_stay_frozen_in_a_recorded_step() -> None:
+    from fmicl.models.fast import record
+
+    network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).cuda().train()
+    network[1].eval()
+    x = torch.randn(8, 4, device="cuda")
+    before = network(x).detach()
+    recorded = record(lambda images: (network(images),), [network], x)
+    torch.testing.assert_close(recorded(x)[0], before)
+    assert [module.training for module in network] == [True, False]
+    assert int(network[1].num_batches_tracked) == 0  # type: ignore[arg-type]
+
+
+def test_an_objectives_own_parameters_learn_in_a_recorded_step() -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor, **_: Any) -> torch.Tensor:
+            return self.scale * (x - y).square().mean()
+
+    scales = []
+    for faster in (False, True):
+        recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64)
+        device = torch.device("cuda")
+        torch.manual_seed(0)
+        method = build_method(recipe, build_recipe_encoder(recipe), STEPS)
+        method.objective = Scaled()
+        optimizer = method.to(device).configure_optimizers()
+        method.optimizers = lambda *_, _own=optimizer, **__: _own  # type: ignore[method-assign]
+        if faster:
+            method.compile_parts(device)
+        images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        (batch,) = ViewStream(ArraySamples(images), recipe.view_pair, 64, seed=0, device=device)
+        method.training_step(batch, 0)["loss"].backward()
+        assert not faster or method._recorded is not None
+        scale = method.objective.scale.grad
+        assert scale is not None
+        scales.append(float(scale))
+    assert scales[1] == pytest.approx(scales[0], rel=2e-2)

@@ -1,0 +1,400 @@
+"""The benchmark runs, its rows compute the same thing, and its tables and picture come out of the JSON."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def run(script: str, *arguments: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def module(name: str) -> ModuleType:
+    """A script of benchmarks/, as a module."""
+    if str(BENCHMARKS) not in sys.path:
+        sys.path.insert(0, str(BENCHMARKS))
+    return importlib.import_module(name)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("benchmark") / "new" / "loss.json"
+    printed = run("loss.py", "--quick", "--device", "cpu", "--json", str(path))
+    assert "| ours, tiled (pair_sum) |" in printed
+    return path
+
+
+def test_quick_run_measures_every_row_of_ours(measured: Path) -> None:
+    data = json.loads(measured.read_text())
+    assert data["rate"] > 0
+    assert data["machine"]["device"] == "cpu"
+    for cell in data["cells"]:
+        if cell["ours"]:
+            assert cell["status"] == "ok", cell
+        if cell["kind"] == "time" and cell["status"] == "ok":
+            assert cell["seconds"] > 0
+            assert cell["memory"] >= 0
+            assert cell["floor"] == pytest.approx(cell["operations"] / data["rate"])
+    errors = [cell for cell in data["cells"] if cell["kind"] == "error"]
+    assert errors
+    for cell in errors:
+        assert cell["loss_error"] < 1e-6
+        assert cell["gradient_error"] < 1e-6
+
+
+def test_rows_of_a_setting_have_one_value(measured: Path) -> None:
+    values: dict[tuple[str, int], list[float]] = {}
+    for cell in json.loads(measured.read_text())["cells"]:
+        if cell["setting"] in ("kl", "infonce", "ntxent") and "value" in cell:
+            values.setdefault((cell["setting"], cell["n"]), []).append(cell["value"])
+    assert len(values[("kl", 256)]) >= 4
+    for found in values.values():
+        assert found == pytest.approx([found[0]] * len(found), rel=1e-5)
+
+
+def test_growth_writes_the_picture_and_between_the_markers_only(measured: Path, tmp_path: Path) -> None:
+    readme, figure = tmp_path / "README.md", tmp_path / "growth.png"
+    readme.write_text("before\n<!-- begin cpu -->\nold\n<!-- end cpu -->\nafter\n")
+    arguments = (str(measured), "--readme", str(readme), "--figure", str(figure))
+    run("growth.py", *arguments)
+    text = readme.read_text()
+    assert text.startswith("before\n<!-- begin cpu -->\n")
+    assert text.endswith("<!-- end cpu -->\nafter\n")
+    assert "old" not in text
+    assert "ours, tiled" in text
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    run("growth.py", *arguments)
+    assert readme.read_text() == text
+
+
+def test_readme_has_the_markers() -> None:
+    text = (BENCHMARKS / "README.md").read_text()
+    for name in ("cuda", "cpu", "paper"):
+        assert text.count(f"<!-- begin {name} -->") == text.count(f"<!-- end {name} -->") == 1
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("measure"), importlib.import_module("rows")
+
+
+def along_the_sphere(gradient: Tensor, x: Tensor) -> Tensor:
+    """Without the part that normalisation takes away: there implementations may differ."""
+    x = x.detach()
+    return gradient - (gradient * x).sum(dim=1, keepdim=True) * x
+
+
+def test_rows_of_a_setting_have_one_gradient(modules: tuple[ModuleType, ModuleType]) -> None:
+    measure, rows = modules
+    first: dict[str, list[Tensor]] = {}
+    compared = 0
+    for row in rows.ROWS.values():
+        if row.device == "cuda" or row.setting not in ("kl", "infonce", "ntxent"):
+            continue
+        x, y = measure.inputs(40, 8, "cpu", torch.float32)
+        try:
+            row.make(x, y)()
+        except ImportError:
+            continue
+        found = [along_the_sphere(leaf.grad, leaf) for leaf in (x, y) if leaf.grad is not None]
+        for mine, theirs in zip(first.setdefault(row.setting, found), found, strict=True):
+            torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5 * float(mine.abs().max()))
+            compared += 1
+    assert compared >= 6
+
+
+def test_paper_hides_the_ring_from_that_many_rows_on(modules: tuple[ModuleType, ModuleType]) -> None:
+    del modules  # makes the folder importable
+    tables = importlib.import_module("tables")
+    lines = [[entry.strip() for entry in line.split("|")[1:-1]] for line in tables.paper(772e12).splitlines()[4:]]
+    assert len(lines) == 12
+    for line in lines:
+        processes, rows, width = int(line[1]), int(line[2].replace(",", "")), int(line[3])
+        link = 450e9 if processes <= 8 else 50e9
+        assert line[8] == ("yes" if rows >= width * 772e12 / (4 * link) else "no")
+
+
+def test_a_cell_that_kills_its_process_does_not_end_the_run(
+    modules: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del modules
+    loss = importlib.import_module("loss")
+
+    def run_job(job: str, settings: dict[str, object]) -> dict[str, object]:
+        del settings
+        if job == "dies":
+            os._exit(3)
+        if job == "memory":
+            raise MemoryError
+        if job == "breaks":
+            raise RuntimeError("no such\nkernel")
+        return {"status": "ok"}
+
+    monkeypatch.setattr(loss, "run_job", run_job)
+    worker = loss.Worker({"device": "cpu", "time_limit": 0.1})
+    found = [worker.run(job)["status"] for job in ("dies", "fine", "memory", "breaks", "fine")]
+    worker.stop()
+    assert found == ["error: the process ended with 3", "ok", "oom", "error: RuntimeError: no such kernel", "ok"]
+
+
+def test_the_check_of_the_kernel_runs(tmp_path: Path) -> None:
+    """In the interpreter here; on a GPU it is the same script."""
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "check.py"), "--quick", "--json", str(tmp_path / "check.json")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}),
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "check.json").read_text())["errors"]
+    wanted = {"kl", "js, cosine", "square", "log-sum-exp", "both sides", "FMICLLoss", "SpectralContrastiveLoss"}
+    wanted |= {
+        "FMICLLoss, strided",
+        "FMICLLoss, sentences, as trained",
+        "js, rows alike",
+        "InfoNCELoss, temperature 0.05",
+    }
+    assert {row["what"] for row in found} >= wanted
+    types = {f"{name}, any length" for name in ("float32", "bfloat16", "float16")}
+    assert {row["mode"] for row in found} == {"fast", "high", "bfloat16", "text"} | types
+
+
+def test_the_page_shows_what_was_measured_of_a_step() -> None:
+    """The table of benchmarks/README.md is made of the files in results/."""
+    training = module("training")
+    root = Path(__file__).resolve().parents[2]
+    paths = sorted((root / "results").glob("training-*.json"), key=lambda path: path.stem)
+    files = [json.loads(path.read_text()) for path in paths]
+    assert training.table(files) in (root / "benchmarks" / "README.md").read_text()
+
+
+def test_a_step_is_timed_in_its_parts() -> None:
+    training = module("training")
+    settings = ["batch_size=32", "method=moco", "queue=64", "symmetric=True", "rotation_weight=0.4"]
+    recipe = training.changed(training.RECIPES["digits"].recipe, settings)
+    assert (recipe.batch_size, recipe.method, recipe.symmetric, recipe.rotation_weight) == (32, "moco", True, 0.4)
+    assert training.changed(recipe, []) is recipe
+    for wrong in ("nonsense=1", "batch_size", "batch_size=many", "symmetric=perhaps", "device=cpu", "probe-views=8"):
+        with pytest.raises(ValueError, match="of --set"):
+            training.changed(recipe, [wrong])
+    bench = training.Bench(recipe, torch.device("cpu"), compile=False, images=100)
+    assert bench.clock(lambda: bench.step(next(bench.batches)), 1) > 0
+    parts = bench.parts(1)
+    assert list(parts)[:4] == ["views", "forward and loss", "backward", "optimiser"]
+    assert all(value > 0 for name, value in parts.items() if name != "backward")  # which is a difference
+
+
+def test_a_part_is_the_time_of_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = module("training")
+    bench = object.__new__(training.Bench)
+    ran: list[int] = []
+    monkeypatch.setattr(
+        bench, "_traced", lambda times, _: [(0.0, 250.0, "a"), (9.0, 750.0, "b")] * times, raising=False
+    )
+    assert bench.busy(lambda: ran.append(1), 4) == 1.0
+    assert ran == [1]  # what is slow the first time is not counted
+
+
+def test_kernels_of_a_step_are_added_up_and_put_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of two kernels; a name may hold anything, as that of a lambda in C++ does."""
+    training = module("training")
+    copy = "copy<{lambda(int)#1}>"
+    events = [(10.0 * k + start, took, name) for k in range(3) for start, took, name in ((0, 4, "a"), (5, 2, copy))]
+    bench = object.__new__(training.Bench)
+    monkeypatch.setattr(bench, "_traced", lambda steps: events[: 2 * steps], raising=False)
+    assert bench.kernels(3) == [(0.004, 1.0, "a"), (0.002, 1.0, copy)]
+    assert bench.timeline() == [(0.0, 3.0, 4, "a"), (5.0, 1.0, 2, copy)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (["1980, 600.5, 0x0000000000000000", "1900, 690, 0x0000000000000004", "1900, 6"], (1940, 645.25, 0.5)),
+        (["[N/A], [N/A], [N/A]"], None),
+    ],
+)
+def test_clock_and_power_are_medians_of_what_the_driver_says(
+    lines: list[str], expected: tuple[float, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = module("measure")
+    ready = tmp_path / "ready"
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"touch {ready}\nexec sleep 60\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with measure.watched() as seen:
+        deadline = time.monotonic() + 30
+        while not ready.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert seen == (
+        {} if expected is None else dict(zip(("clock_mhz", "power_w", "power_limited"), expected, strict=True))
+    )
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    with measure.watched() as unseen:
+        pass
+    assert unseen == {}
+
+
+def test_the_summary_says_what_holds_the_rate_down() -> None:
+    tables = module("tables")
+    rates = {"sustained_rate": 7.1e14, "rate": 8e14, "commit": "abc"}
+    seen = {**rates, "clock_mhz": 1500.0, "power_w": 699.0, "power_limited": 0.9}
+    text = tables._sustained({"sustained": seen})
+    assert text == (
+        "; at abc 800, and 710 over two seconds of nothing else, at 1,500 MHz and 699 W, held down by its power limit"
+    )
+    assert tables._sustained({"sustained": rates}).endswith("nothing else")
+    assert tables._sustained({}) == ""
+
+
+def test_the_sustained_rate_is_of_the_run_with_the_longest_work() -> None:
+    growth = module("growth")
+
+    def file(commit: str, n: int, status: str = "ok") -> dict[str, Any]:
+        cells = [{"n": n, "status": status}]
+        return {"machine": {"commit": commit}, "cells": cells, "rate": n, "sustained": {"sustained_rate": n / 2}}
+
+    small, large, later = file("a", 10), file("b", 1000), file("c", 1000)
+    assert growth._sustained([large, small]) == {"sustained_rate": 500, "rate": 1000, "commit": "b"}
+    assert growth._sustained([small, large, later, file("d", 9999, "oom")])["commit"] == "c"  # of equal ones the newest
+    assert growth._sustained([{"cells": []}]) is None
+
+
+def test_cells_that_were_measured_again_are_the_newest() -> None:
+    growth = module("growth")
+
+    def file(command: str, hour: int, *cells: tuple[str, str, float]) -> dict[str, Any]:
+        machine = {
+            "device": "cuda", "name": "x", "dtype": "y", "versions": {"torch": "1", command: "2"},
+            "date": "today", "recorded": f"today at {hour}", "commit": "abc", "command": command,
+        }  # fmt: skip
+        made = [{"kind": "time", "name": name, "status": status, "seconds": value} for name, status, value in cells]
+        return {"machine": machine, "cells": made}
+
+    late = "not run: out of time"
+    old = file("one", 1, ("a", "ok", 1.0), ("b", late, 0.0), ("c", late, 0.0), ("d", "ok", 4.0))
+    new = file("two", 2, ("a", "ok", 2.0), ("b", "oom", 0.0), ("c", late, 0.0))
+    last = file("a third", 3, ("d", "oom", 0.0), ("e", "ok", 5.0))
+    for files in itertools.permutations([old, new, last]):
+        (joined,) = growth.join(list(files))
+        assert [(cell["status"], cell["seconds"]) for cell in joined["cells"]] == [
+            ("ok", 2.0), ("oom", 0.0), (late, 0.0), ("ok", 4.0),
+        ]  # fmt: skip
+        assert list(joined["machine"]["versions"]) == ["torch", "one", "two"]
+        assert [run["command"] for run in joined["machine"]["later"]] == ["two"]  # no cell is of the third
+    with pytest.raises(ValueError, match="differ in versions"):
+        growth.join([old, {**new, "machine": {**new["machine"], "versions": {"torch": "2"}}}])
+
+
+def test_the_documented_command_makes_the_page_in_any_order_of_its_files(tmp_path: Path) -> None:
+    growth, tables = module("growth"), module("tables")
+    root, page = BENCHMARKS.parent, (BENCHMARKS / "README.md").read_text()
+    (documented,) = re.findall(r"^ +(python benchmarks/growth\.py .*)$", page, re.MULTILINE)
+    assert documented in str(growth.__doc__)  # what --help says
+    readme = tmp_path / "README.md"
+    command = documented.replace("python", shlex.quote(sys.executable), 1)
+    command += f" --readme {shlex.quote(str(readme))} --figure {shlex.quote(str(tmp_path / 'g.png'))}"
+    readme.write_text(re.sub(r"(<!-- begin (cuda|cpu|paper) -->).*?(?=<!-- end)", r"\1", page, flags=re.DOTALL))
+    subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True)
+    assert readme.read_text() == page
+    paths = sorted(root.glob(documented.split()[-1]))
+    assert len(paths) >= 5
+    for order in itertools.islice(itertools.permutations(paths), 120):
+        joined = growth.join([json.loads(path.read_text()) for path in order])
+        assert all(tables.render(data) in page for data in joined)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, its kernels are shown")
+def test_kernels_of_a_gpu_are_not_shown_without_one(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "training.py"
+    command = [sys.executable, str(script), "--recipe", "digits", "--timeline", str(tmp_path / "step.txt")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("show what a CUDA GPU does, and there is none here")
+
+
+def test_the_time_of_a_command_is_told_by_its_stages() -> None:
+    command = module("command")
+    lines = [(2.0, "run folder x"), (3.0, "epoch 1/3"), (12.0, "trained; now k-NN and a linear probe"), (13.0, "page")]
+    rows = [{"seconds": value, "knn": ""} for value in ("4.0", "1.0", "1.5")]
+    found = command.stages(lines, 15.0, rows)
+    assert found["before the run folder"] == 2.0
+    assert (found["first epoch"], found["an epoch, median of the others"]) == (4.0, 1.25)
+    assert found["k-NN looks, checkpoints and the like"] == 12.0 - 2.0 - 6.5
+    assert found["evaluation and page"] == 3.0
+    parts = ("before the run folder", "epochs", "k-NN looks, checkpoints and the like", "evaluation and page")
+    assert sum(found[name] for name in parts) == found["whole"]
+    with pytest.raises(ValueError, match="not a whole run"):
+        command.stages(lines[:2], 15.0, rows)
+
+
+def test_a_command_is_watched_line_by_line() -> None:
+    command = module("command")
+    program = "import time; print('run folder x', flush=True); time.sleep(0.3); print('trained; now', flush=True)"
+    lines, whole = command.watch([sys.executable, "-c", program])
+    assert [line for _, line in lines] == ["run folder x", "trained; now"]
+    assert lines[1][0] - lines[0][0] > 0.2
+    assert whole >= lines[1][0]
+    with pytest.raises(subprocess.CalledProcessError):
+        command.watch([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+@pytest.mark.parametrize(("needed", "longest"), [(3, 4), (0, 1), (1000, 32)])
+def test_python_gets_the_head_start_that_it_needs(needed: int, longest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that sleeps as told, and a step whose launches take so many head starts."""
+    measure = module("measure")
+    slept: list[int] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            pass
+
+        def query(self) -> bool:
+            return bool(slept[-1] <= needed * measure.AHEAD)
+
+        def elapsed_time(self, _: Event) -> float:
+            return 1e3 * slept[-1]
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    times = measure._events(lambda: torch.zeros(()), (), 3)
+    assert len(times) == 3
+    assert slept.count(measure.AHEAD) >= 3  # one miss is no reason to wait longer
+    assert max(slept) == longest * measure.AHEAD
+    assert all(time > needed * measure.AHEAD for time in times) or longest == 2**measure.LONGER
+    assert slept[-1] == (longest if needed < longest else 1) * measure.AHEAD

@@ -1,0 +1,167 @@
+"""The second linear probe of a run, which learns from random views of the training images as well."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fmicl.cli import main as cli
+from fmicl.cli import tables
+from fmicl.data import ArraySamples, FileSamples, ViewStream
+from fmicl.runs.report import write_report
+from fmicl.sweep.table import scores
+from fmicl.training import image_evaluation as results
+from fmicl.training.image_evaluation import evaluate_run
+from fmicl.training.pipeline import train
+from image_sets import make
+from small_recipes import digits, small
+
+
+class Shape(nn.Module):
+    """Features that tell which image a view is of, and whether its colours were left alone."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.mean(dim=(2, 3))
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_views_keep_their_colours_and_their_owners(number: int) -> None:
+    recipe = digits(probe_views=number, batch_size=4)
+    plain = torch.arange(10, dtype=torch.uint8).mul(20).view(10, 1, 1, 1).expand(10, 1, 8, 8)  # any crop is the same
+    features, owners = results._features_of_views(Shape(), ArraySamples(plain), recipe, torch.device("cpu"))
+    mean, std = recipe.views.mean[0], recipe.views.std[0]
+    torch.testing.assert_close(features[:, 0], (owners * 20 / 255 - mean) / std, atol=1e-5, rtol=1e-5)
+    assert sorted(owners.tolist()) == sorted([*range(10)] * number)
+
+
+def test_views_of_a_structured_image_differ() -> None:
+    images = torch.randint(256, (6, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    features, owners = results._features_of_views(
+        nn.Flatten(), ArraySamples(images), digits(probe_views=2, batch_size=4), torch.device("cpu")
+    )
+    for sample in range(6):
+        one, other = features[owners == sample]
+        assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_images_that_do_not_fill_a_batch_have_views_as_well(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "EVALUATION_BATCH", 8)
+    plain = torch.arange(11, dtype=torch.uint8).mul(20).view(11, 1, 1, 1).expand(11, 1, 8, 8)
+    recipe = digits(probe_views=number, batch_size=4)
+    features, owners = results._features_of_views(Shape(), ArraySamples(plain), recipe, torch.device("cpu"))
+    mean, std = recipe.views.mean[0], recipe.views.std[0]
+    torch.testing.assert_close(features[:, 0], (owners * 20 / 255 - mean) / std, atol=1e-5, rtol=1e-5)
+    assert sorted(owners.tolist()) == sorted([*range(11)] * number)
+
+
+class Watched(nn.Module):
+    """Says how many images it sees at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen.append(len(images))
+        return images.flatten(1)[:, :4]
+
+
+@pytest.mark.parametrize(("size", "most"), [(8, 512), (128, 32), (224, 10), (512, 2)])
+def test_large_images_come_in_small_batches(size: int, most: int) -> None:
+    assert results._batch_size(small("images", None, size=32), torch.device("cpu")) == 512
+    count = 2 * most + 1
+    images = torch.randint(256, (count, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    recipe = small("images", None, size=size, probe_views=4)
+    cpu = torch.device("cpu")
+    assert results._batch_size(recipe, cpu) == most
+    encoder = Watched()
+    samples = ArraySamples(images, torch.zeros(count, dtype=torch.int64))
+    results._features(encoder, samples, recipe, cpu)
+    assert sum(encoder.seen) == count
+    results._features_of_views(encoder, samples, recipe, cpu)
+    results._geometry(encoder, samples, recipe, cpu)
+    assert max(encoder.seen) == max(most, 4)  # the views of one image are not taken apart
+
+
+@pytest.mark.parametrize(
+    ("size", "batch", "at_once"),
+    [(32, 512, 1024), (32, 4096, 2048), (224, 256, 512), (224, 16, 167), (448, 16, 41), (1024, 4, 8), (4096, 2, 4)],
+)
+def test_on_a_gpu_large_images_come_in_smaller_batches_or_as_in_training(size: int, batch: int, at_once: int) -> None:
+    assert results.images_at_once(size, torch.device("cuda"), 2 * batch) == at_once
+
+
+def test_geometry_embeds_views_before_the_next_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Stream(ViewStream):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                events.append("made")
+                yield batch
+
+    monkeypatch.setattr(results, "ViewStream", Stream)
+    monkeypatch.setattr(results, "EVALUATION_BATCH", 4)
+    encoder = Watched()
+    encoder.register_forward_pre_hook(lambda *_: events.append("embedded"))
+    images = torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    results._geometry(encoder, ArraySamples(images), digits(), torch.device("cpu"))
+    assert events == ["made", "embedded", "embedded"] * 3
+
+
+def test_a_run_has_a_second_probe_where_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(digits(epochs=1, probe_views=2), out=tmp_path / "run")
+    assert run is not None
+    found = json.loads(run.results.read_text())
+    # two views of each of the 1347 training images, also of those that don't fill a batch
+    assert "with those of 2694 random views of the training samples" in found["linear_views_protocol"]
+    assert "no augmentation" in found["linear_protocol"]
+    assert 10 < found["linear_views"] <= 100
+    assert scores(found)["linear on views"] == found["linear_views"]
+    assert "Linear probe, on views too" in write_report(run.path).read_text()
+    tables.print_results(run.path)
+    assert "on views too" in capsys.readouterr().out
+    again = evaluate_run(run, device="cpu")
+    assert again["linear_views"] == found["linear_views"]
+    without = evaluate_run(run, device="cpu", probe_views=0)
+    assert "linear_views" not in without
+    assert without["linear"] == found["linear"]
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("fmicl.training.image_evaluation.evaluate_run", lambda _, **options: given.update(options))
+    assert cli.main(["evaluate", str(run.path), "--probe-views", "3"]) == 0
+    assert given["probe_views"] == 3
+
+
+def test_files_and_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("images", tmp_path)
+    assert folder is not None
+    recipe = small("images", folder, memory_gib=0.0, epochs=1, probe_views=2, monitor_every=0)
+    run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    assert json.loads(run.results.read_text())["linear_views"] is not None
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for number, path in enumerate(sorted(folder.rglob("*.png"))):
+        path.rename(flat / f"{number}.png")
+    capsys.readouterr()
+    train(small("images", flat, epochs=1, probe_views=2, monitor_every=0), out=tmp_path / "other")
+    assert "without labels there is no linear probe, and probe_views has no part" in capsys.readouterr().out
+
+
+def test_broken_files_count_as_what_came_in_their_place(tmp_path: Path) -> None:
+    folder = make("images", tmp_path)
+    assert folder is not None
+    paths = sorted(folder.rglob("*.png"))
+    paths[0].write_bytes(paths[0].read_bytes()[:60])
+    recipe = small("images", folder, probe_views=2, batch_size=4)
+    samples = FileSamples(tuple(paths), torch.zeros(len(paths), dtype=torch.long))
+    _, owners = results._features_of_views(nn.Flatten(), samples, recipe, torch.device("cpu"))
+    assert 0 not in owners.tolist()

@@ -1,0 +1,281 @@
+"""Runs in trouble: what stops a run, what it warns of, and which files it goes on without."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fmicl.config.recipes import RECIPES
+from fmicl.data import FileSamples
+from fmicl.runs import folder as runs
+from fmicl.training import building, objectives
+from fmicl.training import pipeline as training
+from fmicl.training.callbacks import Guard, NonFiniteError, Recorder
+from fmicl.training.image_evaluation import evaluate_run, load_splits
+from fmicl.training.pipeline import train
+from fmicl.training.progress import Progress
+from image_sets import make
+from small_recipes import digits, small
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 0.0])
+def test_a_small_folder_is_trained_on_without_its_broken_files(
+    memory_gib: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make("images", tmp_path, n=30)
+    assert folder is not None
+    recipe = small("images", folder, memory_gib=memory_gib, epochs=1)
+    whole = load_splits(recipe)
+    for name in whole.names[:3]:
+        (folder / name).write_bytes(b"not an image")
+    os.rename(folder / whole.names[0], os.fsencode(folder) + b"/a/\xff.png")  # a name that no terminal can show
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    (told,) = (line for line in capsys.readouterr().out.splitlines() if "warning" in line)
+    assert told.startswith("warning: 3 image(s) can't be read and are left out: ")
+    for name in (r"a/\xff.png", *whole.names[1:3]):
+        assert f"{name}: not an image" in told
+    results = json.loads(run.results.read_text())
+    assert results["skipped_images"] == 3
+    assert whole.test is not None
+    assert (results["train_samples"], results["test_samples"]) == (len(whole.names) - 3, len(whole.test))
+    with pytest.raises(ValueError, match="don't fill one batch"):
+        train(dataclasses.replace(recipe, batch_size=len(whole.names)), out=tmp_path / "other")
+    assert "3 image(s) can't be read" in capsys.readouterr().out  # which is why
+
+
+def test_a_file_that_only_decoding_finds_broken_never_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fmicl.data.images.folders._DECODED", 0)  # as in a folder too large to decode beforehand
+    folder = make("images", tmp_path, n=30)
+    assert folder is not None
+    splits = load_splits(small("images", folder, memory_gib=0.0))
+    assert isinstance(splits.test, FileSamples)
+    for path in (*(folder / name for name in splits.names[:2]), splits.test.paths[0]):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 3] + data[-12:])
+    run = train(small("images", folder, memory_gib=0.0, monitor_every=1), out=tmp_path / "run")
+    assert run is not None
+    said = capsys.readouterr().out
+    assert "image(s) can't be decoded, others are trained on in their place" in said
+    assert "3 image(s) can't be decoded and are left out of the evaluation" in said
+    results = json.loads(run.results.read_text())
+    assert results["skipped_images"] == 3
+    assert results["test_samples"] == len(splits.test) - 1
+    assert results["train_samples"] == len(splits.pretrain) - 2
+
+
+def test_data_that_has_changed_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make("images", tmp_path, n=30)
+    assert folder is not None
+    recipe = small("images", folder, epochs=1)
+    run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    assert train(recipe, out=tmp_path / "run", resume=True) is not None
+    name = load_splits(recipe).names[0]
+    n = len(load_splits(recipe).pretrain)
+    (folder / name).unlink()
+    changed = f"it was trained on {n} images then, and there are {n - 1} now"
+    for unfinished in (False, True):
+        if unfinished:
+            run.report.unlink()
+        with pytest.raises(ValueError, match=f"the data has changed since .*: {changed}"):
+            train(recipe, out=tmp_path / "run", resume=True)
+    capsys.readouterr()
+    own = json.loads(run.results.read_text())
+    assert not {"data_changed", "data_dir"} & own.keys()
+    found = evaluate_run(run)
+    said = capsys.readouterr().out
+    assert "warning: the data has changed" in said
+    assert changed in said
+    assert said.count("\n") == 1
+    assert (found["data_changed"], found["data_dir"]) == (changed, str(folder))
+    assert json.loads(run.results.read_text()) == found
+    assert json.loads((run.path / "results-1.json").read_text()) == own
+
+
+class Breaks(nn.Module):
+    """An objective that is not finite from its third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return (x - y).square().sum() * (float("nan") if self.calls > 2 else 1e-6)
+
+    def extra_repr(self) -> str:
+        return "alpha=40"
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "build_objective", lambda _: Breaks())
+    words = r"step 3 \(batch 3\); objective: SimCLR with Breaks\(alpha=40\).*is kept in \S*last.ckpt.*--learning-rate"
+    with pytest.raises(NonFiniteError, match=words):
+        train(digits(checkpoint_steps=1), out=tmp_path / "run")
+    with pytest.raises(NonFiniteError, match=r"step 2 \(batch 3\); .*There is no checkpoint\. Hint"):
+        train(digits(accumulate=2), out=tmp_path / "other")
+    state = runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)
+    assert state["batches"] == 2
+    assert all(bool(value.isfinite().all()) for value in state["method"].values())
+
+
+def test_a_broken_encoder_is_not_asked_for_its_accuracy(tmp_path: Path) -> None:
+    """One step with a learning rate beyond all bounds, after a loss that was fine; then k-NN would be due."""
+    with pytest.raises(NonFiniteError, match="a weight is not finite at step 1"):
+        train(digits(learning_rate=1e38, batch_size=1300, warmup_epochs=0, monitor_every=1), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), NonFiniteError("the loss is nan")])
+@pytest.mark.usefixtures("only_training")
+def test_the_terminal_has_its_cursor_back_whatever_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    class Terminal(Progress):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "live": True})
+
+    def stop(*_: object) -> None:
+        raise error
+
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(training, "Progress", Terminal)
+    monkeypatch.setattr(Guard, "on_before_backward", stop)
+    with pytest.raises(type(error)):
+        train(digits(epochs=1), out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_setting_without_a_part_is_warned_of_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(digits(epochs=1, hidden=8, temperature=0.7, queue=999), name="digits", out=tmp_path / "run")
+    said = capsys.readouterr().out
+    assert said.count("warning") == 1
+    assert "warning: temperature, queue have no part in objective fmicl with method simclr\n" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"alpha": 3.0, "shift": "optimal"}, "alpha has no part in kl with the optimal shift"),
+        ({"order": 2.0, "divergence": "js"}, "order has no part in divergence js"),
+        ({"order": 2.0, "objective": "infonce"}, "order has no part in objective infonce with method simclr"),
+    ],
+)
+def test_an_option_without_a_part_says_why(
+    changes: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    default = RECIPES["digits"].recipe
+    training.report_unused(dataclasses.replace(default, **changes), default)
+    assert capsys.readouterr().out == f"warning: {why}\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"stem": "small", "stable_vit": False}, "stable_vit, stem have no part in encoder small_conv"),
+        ({"encoder": "resnet18", "stem": "small", "stable_vit": False}, "stable_vit has no part in encoder resnet18"),
+        ({"encoder": "vit_tiny_patch16_224", "size": 16, "depth": 1, "stem": "standard", "stable_vit": False},
+         "stem has no part in encoder vit_tiny_patch16_224"),
+        ({"encoder": "resnet18", "stem": "small"}, ""),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("only_training")
+def test_a_setting_of_another_encoder_is_warned_of(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.setattr(training, "fit", lambda *_, **__: None)
+    train(digits(hidden=8, **changes), name="digits", out=tmp_path / "run")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+    assert said == ([f"warning: {words}"] if words else [])
+
+
+def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "look", lambda *_, **__: None)  # as if the loss had been finite
+    monkeypatch.setattr(building, "build_objective", lambda _: Breaks())
+    with pytest.raises(NonFiniteError, match="a weight is not finite"):
+        train(digits(checkpoint_steps=1), out=tmp_path / "run")
+    assert runs.load_checkpoint(runs.Run(tmp_path / "run").checkpoint)["batches"] == 2
+
+
+def test_collapse_is_warned_of_once_with_the_certificate() -> None:
+    said: list[str] = []
+    recipe = digits(divergence="reverse_kl")
+    recorder = Recorder(
+        None, 5, monitor=None, monitor_every=0, advice=objectives.collapse_advice(recipe, recipe.dim), say=said.append
+    )
+    recorder._warn_of_collapse(1.1, 1, embeddings=2)  # which have no more than two dimensions at the best
+    assert not said
+    for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
+        recorder._warn_of_collapse(rank, 1, embeddings=64)
+    assert len(said) == 2
+    assert "effective rank is 1.10" in said[0]
+    assert "reverse_kl is convex but not strictly so" in said[0]
+    assert "Raise --alpha" in said[0]
+    assert objectives.certificate(digits(divergence="js"), 64) == ""
+    assert "not convex" in objectives.certificate(digits(divergence="vlc", mu=2.5), 64)
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_run_says_that_its_negatives_push_too_hard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(digits(method="moco", queue=512, epochs=1), out=tmp_path / "run")
+    assert "warning: the keys of moco have no gradient" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("only_training")
+def test_collapse_is_seen_in_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(digits(alpha=1e-6, learning_rate=1.0, epochs=8), out=tmp_path / "run")
+    assert "have collapsed" in capsys.readouterr().out
+
+
+def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "note").write_text("keep")
+    with pytest.raises(FileExistsError, match="never overwrites"):
+        train(digits(epochs=1), out=Path("mine"))
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file, not the folder of a run"):
+        train(digits(epochs=1), out=Path("file"), resume=True)
+    with pytest.raises(ValueError, match="not a run to resume"):
+        train(digits(epochs=1), out=Path("mine"), resume=True)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note"]
+    assert [runs.new_run("digits").path.as_posix() for _ in range(2)] == ["runs/digits-001", "runs/digits-002"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"encoder": "resnet_18"}, "did you mean"),
+        ({"encoder": "vit_small_patch16_224"}, "does not take images of 8 x 8 pixels with 1 channel"),
+        ({"divergence": "jss"}, "js"),
+        ({"batch_size": 5000}, "batch"),
+        ({"method": "moco", "queue": 10}, "must hold at least one batch"),
+        ({"method": "moco", "queue": 300, "symmetric": True}, r"at least one batch of keys \(512\)"),
+        ({"device": "cuda"}, "this machine has none"),
+    ],
+)
+def test_wrong_settings_are_found_before_a_folder_is_made(changes: dict[str, Any], match: str, tmp_path: Path) -> None:
+    if changes.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(ValueError, match=match):
+        train(digits(**changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

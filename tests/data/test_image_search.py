@@ -12,7 +12,8 @@ import pytest
 
 from fmicl.cli import main as cli
 from fmicl.config.recipes import Recipe
-from fmicl.data import decode, find_images, load_images
+from fmicl.data import find_images, load_images
+from fmicl.data.images import decode
 from fmicl.training.image_evaluation import load_splits
 from fmicl.training.pipeline import train
 from fmicl.utils import machine

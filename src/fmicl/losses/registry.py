@@ -1,0 +1,102 @@
+"""The registry of objectives: what a run optimises, by name.
+
+An objective is a frozen dataclass of its options with a `build` method, registered in the file of its loss:
+
+    @register_objective("infonce", summary="InfoNCE / NT-Xent: SimCLR's and MoCo's loss.")
+    @dataclass(frozen=True)
+    class InfoNCEOptions(ObjectiveOptions):
+        temperature: float = option(0.2, "Temperature of the softmax.")
+
+        def build(self, context: ObjectiveContext) -> nn.Module:
+            return InfoNCELoss(self.temperature, **self.common(context))
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from fmicl.divergences import KL, Divergence
+from fmicl.utils.options import option
+from fmicl.utils.registry import Registry
+
+__all__ = ["OBJECTIVES", "ObjectiveContext", "ObjectiveOptions", "register_objective"]
+
+
+@dataclass(frozen=True)
+class ObjectiveContext:
+    """What an objective may need to know of the run around it.
+
+    Attributes:
+        dim: dimension of the embeddings.
+        method: the method's name, for messages.
+        contrast_views: whether the usual negatives of a softmax loss are the other second views alone, as in SimCSE
+            and MoCo v3, and not all other views of the batch, as in SimCLR.
+        high_precision: compute inner products in float32 whatever the type of the embeddings.
+        divergence_parameters: the options of the chosen divergence, such as `order`.
+        detached: for each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient.
+    """
+
+    dim: int = 512
+    method: str = "simclr"
+    contrast_views: bool = False
+    high_precision: bool = False
+    divergence_parameters: Mapping[str, Any] = field(default_factory=dict)
+    detached: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ObjectiveOptions(ABC):
+    """Options of an objective, and the loss module that they describe."""
+
+    negatives: Literal["auto", "anchor", "both", "cross"] = option(
+        "auto",
+        "Negatives: the other anchors, all other views of the batch, or the other second views; auto follows the "
+        "objective's paper. moco takes its queue instead.",
+    )
+
+    @abstractmethod
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss module, called with two batches of embeddings (N, d) and optionally `negatives=` (M, d)."""
+
+    def common(self, context: ObjectiveContext) -> dict[str, Any]:
+        """Arguments that all of this package's losses take."""
+        found: dict[str, Any] = {} if self.negatives == "auto" else {"negatives": self.negatives}
+        return {**found, "precision": "high"} if context.high_precision else found
+
+    def why_unused(self) -> dict[str, str]:
+        """Options of this objective that have no effect with the others' values, each with the reason."""
+        return {}
+
+    def warnings(self, context: ObjectiveContext) -> list[str]:
+        """What is known to go wrong with these options."""
+        del context
+        return []
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """What may help a run whose embeddings have collapsed."""
+        del context
+        return "Lower --learning-rate."
+
+    def information_divergence(self, context: ObjectiveContext) -> Divergence:
+        """The divergence of further terms that bound an f-mutual information: this objective's, or KL."""
+        del context
+        return KL()
+
+
+OBJECTIVES: Registry[type[ObjectiveOptions]] = Registry("objective")
+
+T = TypeVar("T", bound=type[ObjectiveOptions])
+
+
+def register_objective(name: str, *, summary: str) -> Callable[[T], T]:
+    """Class decorator that registers the options of an objective under the name that `--objective` takes.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    return OBJECTIVES.register(name, summary=summary)  # type: ignore[return-value]

@@ -1,288 +1,429 @@
-"""Settings that every training run has, whatever it is trained on: method, objective, optimisation and machine.
+"""Settings of a run: the options of everything it consists of, in one flat, immutable namespace.
 
-:class:`fmicl.config.recipes.Recipe` adds what images need, :class:`fmicl.config.text_recipes.TextRecipe` what sentences need. Nothing
-in this file imports torch, so that ``fmicl --help`` answers at once.
+A run consists of a task (images or text), a method, an objective and so on, each with its own options dataclass. A
+:class:`Schema` collects the options of all that could be chosen; :class:`Settings` has a value for each of them and
+says which are used:
+
+    settings = recipe("cifar10", divergence="js", epochs=200)
+    settings.epochs, settings.queue          # a value for every option, used or not
+    settings[OptimisationOptions]            # an options dataclass that is used, validated
+    settings.unused()                        # options without effect, with the reason
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
+import hashlib
+import json
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, TypeVar, cast
 
-from fmicl.config.fields import require_known, require_types
+from fmicl.config.common import MachineOptions, MethodChoice, ObjectiveChoice, OptimisationOptions
+from fmicl.data.images import DATASETS
+from fmicl.divergences import DIVERGENCES
+from fmicl.losses import OBJECTIVES
+from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
+from fmicl.methods import METHODS, MethodOptions
+from fmicl.utils.options import Option, check_types, options_of
+from fmicl.utils.registry import Registry, load_plugins, unknown_name
 
-Method = Literal["simclr", "moco", "mocov3"]
-Objective = Literal["fmicl", "infonce", "align_uniform", "spectral"]
+__all__ = ["Group", "Recipe", "Schema", "Settings", "TaskOptions", "recipe", "RECIPES", "register_recipe", "TASKS"]
+
+T = TypeVar("T")
+
+CHOICES: dict[str, Registry[Any]] = {
+    "method": METHODS,
+    "objective": OBJECTIVES,
+    "divergence": DIVERGENCES,
+    "dataset": DATASETS,
+}
+"""Options whose value is a name in a registry."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a run on images and a run on sentences have in common.
+@dataclass(frozen=True)
+class Group:
+    """An options dataclass in a schema: always used, or used if an option has a certain value.
+
+    Attributes:
+        options: the dataclass.
+        title: heading in `--help`, such as "method moco".
+        choice: the option that decides, with its value; None if the group is always used.
+    """
+
+    options: Any
+    title: str
+    choice: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """A kind of data to train on, as far as its settings go; `fmicl.training` has the behaviour.
+
+    Attributes:
+        name: images or text.
+        groups: its option groups, beside those of method, objective, optimisation and machine.
+        defaults: defaults of common options that differ for this task.
+        check: refuses combinations of options of several groups.
+        why_unused: options that have no effect for reasons of the task, with the reason.
+        resolve: values that replace automatic ones.
+        contrast_views: whether the negatives of a softmax loss are the other second views alone.
+        high_precision: whether the objective needs inner products in float32.
+        packages: whose versions are worth recording.
+    """
+
+    name: str
+    groups: tuple[Group, ...]
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    check: Callable[[Settings], None] = lambda _: None
+    why_unused: Callable[[Settings], dict[str, str]] = lambda _: {}
+    resolve: Callable[[Settings], dict[str, Any]] = lambda _: {}
+    contrast_views: bool = False
+    high_precision: bool = False
+    packages: tuple[str, ...] = ()
+
+
+TASKS: dict[str, TaskOptions] = {}
+"""The tasks, by name; `fmicl.config.tasks` fills it."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Values of options under a name: what `fmicl train NAME` trains."""
+
+    task: str
+    settings: Mapping[str, Any]
+
+
+RECIPES: Registry[Recipe] = Registry("recipe")
+
+
+def register_recipe(name: str, *, summary: str, task: str = "images", **settings: Any) -> None:
+    """Register values of options under a name, which `fmicl train` and :func:`recipe` take.
+
+    Example:
+        >>> register_recipe("my_digits", summary="Digits, briefly.", dataset="digits", epochs=2)
+        >>> recipe("my_digits").epochs
+        2
+        >>> RECIPES.unregister("my_digits")
+    """
+    RECIPES.register(name, summary=summary)(Recipe(task, settings))
+
+
+def recipe(name: str, **changes: Any) -> Settings:
+    """The settings of a recipe, with changes.
 
     Raises:
-        ValueError: a number is out of its range, or two settings contradict each other. The message names the field.
+        ValueError: an unknown recipe or option, a value out of range, or options that contradict each other.
+
+    Example:
+        >>> settings = recipe("cifar10", divergence="js", epochs=200)
+        >>> settings.encoder, settings.batch_size, settings.alpha, settings.divergence
+        ('resnet18', 512, 40.0, 'js')
     """
+    return Settings(name, **changes)
 
-    kind: ClassVar[str]
-    """What is trained on; settings.json says it, so that a run can be read back."""
-    machine: ClassVar[frozenset[str]] = frozenset(
-        {"device", "devices", "precision", "compile", "checkpoint_minutes", "checkpoint_steps"}
-    )
-    """Settings that may differ when a run is resumed: they say where it runs, not what it computes.
 
-    Of these, device, devices, precision and compile do change how numbers are rounded and how a batch is shared out: a
-    run that is resumed with others ends with an encoder as good, but not with the same bits. The rest change nothing.
-    """
-    paths: ClassVar[tuple[str, ...]] = ()
-    """Fields that hold a path, or None."""
-    automatic: ClassVar[dict[str, Any]] = {"key_statistics": "auto"}
-    """Fields with a value that lets the run choose, and that value; :meth:`settled` says what is chosen."""
+class Schema:
+    """All options that a task's settings have, and the groups that they belong to."""
 
-    # Method
-    method: Method = "simclr"
-    """Which embeddings are pairs, and who is a negative."""
-    encoder_momentum: float = 0.99
-    """How much of itself the momentum encoder keeps at a step. MoCo's own 0.999 is for runs of a million steps."""
-    encoder_momentum_end: float | None = None
-    """What that rises to by the end of the run, along half a cosine (None: 1 for mocov3; for moco it stays)."""
-    key_statistics: Literal["auto", "batch", "past"] = "auto"
-    """By which the momentum encoder normalises: those of the batch, or of the batches before (past), with which a key
-    doesn't show what batch it is of. auto: past for moco --symmetric, where both networks see one batch, and by its
-    statistics would learn in a long run to tell batches apart instead of samples."""
-    queue: int = 4096
-    """Negatives that moco keeps from past batches."""
-    symmetric: bool = False
-    """moco: each view is a query for the other's key, and both keys are enqueued (MoCo v2+). Twice the views go
-    through each network, and the queue reaches back half as many batches."""
+    def __init__(self, task: TaskOptions) -> None:
+        load_plugins()
+        self.task = task
+        self.groups = [
+            Group(ObjectiveChoice, "objective"),
+            *(Group(entry.value, f"objective {entry.name}", ("objective", entry.name)) for entry in OBJECTIVES),
+            *(Group(entry.value, f"divergence {entry.name}", ("divergence", entry.name)) for entry in DIVERGENCES),
+            Group(MethodChoice, "method"),
+            *(Group(entry.value, f"method {entry.name}", ("method", entry.name)) for entry in METHODS),
+            Group(OptimisationOptions, "optimisation"),
+            *task.groups,
+            Group(MachineOptions, "machine"),
+        ]
+        self.options: dict[str, Option] = {}
+        self.owners: dict[str, list[Group]] = {}
+        for group in self.groups:
+            for option in options_of(group.options):
+                self._add(option, group)
+        self.defaults = {name: option.default for name, option in self.options.items()}
 
-    # Objective
-    objective: Objective = "fmicl"
-    """What is optimised."""
-    divergence: str = "kl"
-    """Of fmicl: kl, js, pearson, squared_hellinger, jeffrey, tsallis, vlc, reverse_kl or neyman."""
-    order: float = 3.0
-    """Of tsallis, above 1; the paper takes 3."""
-    alpha: float = 40.0
-    """Weight of the negatives (fmicl)."""
-    gamma: float = 1.0
-    """Of the kernel exp(-gamma |x - y|^2) (fmicl); the cosine's temperature is 1 / (2 gamma)."""
-    mu: float | Literal["normalised"] = 1.0
-    """Scale of the density ratio (fmicl, spectral); normalised: the constant that makes it one."""
-    similarity: Literal["gaussian", "cosine"] = "gaussian"
-    """How close two embeddings are (fmicl)."""
-    negatives: Literal["auto", "anchor", "both", "cross"] = "auto"
-    """Other anchors, all other views of the pair, or other second views; auto: as the objective's paper (infonce: cross
-    for mocov3). moco takes its queue instead."""
-    shift: Literal["optimal"] | None = None
-    """Maximise over the Donsker-Varadhan shift (fmicl)."""
-    temperature: float = 0.2
-    """Of infonce."""
-    uniformity_gamma: float = 2.0
-    """Of the kernel in the uniformity term (align_uniform): Wang and Isola's t, and their value."""
-    uniformity_weight: float = 1.0
-    """Weight of the uniformity term (align_uniform)."""
-
-    # Optimisation
-    epochs: int = 800
-    """Passes over the data."""
-    batch_size: int = 256
-    """Samples of a batch, over all processes together."""
-    accumulate: int = 1
-    """Batches whose gradients make one step."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum 0.9, or AdamW."""
-    learning_rate: float = 0.1
-    """Highest learning rate, reached after the warm-up; the schedule takes it to 0."""
-    schedule: Literal["cosine", "linear"] = "cosine"
-    """How the learning rate falls after the warm-up: along half a cosine, or on a straight line."""
-    scale_learning_rate: bool = False
-    """Multiply the learning rate by the samples of a step (batch x accumulate) / 256."""
-    weight_decay: float = 1e-4
-    """Of weights; biases and normalisation parameters have none."""
-    warmup_epochs: float = 10.0
-    """Epochs in which the learning rate rises by the same amount each step, the first being one such amount; never
-    more than a fifth of all."""
-    clip: float = 0.0
-    """Clip the norm of the gradient here (0: never)."""
-
-    # Machine
-    seed: int = 0
-    """Every random number of the run follows from this one."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """Where to train; auto takes a GPU if there is one."""
-    devices: int = 1
-    """Devices on this machine; under torchrun or SLURM their number comes from there."""
-    precision: Literal["auto", "32", "bf16"] = "auto"
-    """auto: bf16 mixed precision on a GPU that has it, else 32 bit."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto: on a GPU."""
-    checkpoint_minutes: float = 10.0
-    """Longest time between two checkpoints; epochs of a minute and more end with one anyway."""
-    checkpoint_steps: int = 0
-    """Also write a checkpoint each so many steps (0: no)."""
-
-    def __post_init__(self) -> None:
-        """Refuse what can't be meant."""
-        require_types(self)
-        self._require_positive(
-            "queue", "alpha", "gamma", "temperature", "uniformity_gamma", "uniformity_weight", "epochs", "batch_size",
-            "accumulate", "learning_rate", "devices", "checkpoint_minutes",
-        )  # fmt: skip
-        if self.mu != "normalised":
-            self._require_positive("mu")
-        self._require_not_negative("weight_decay", "warmup_epochs", "clip", "checkpoint_steps")
-        self._require_share("encoder_momentum", "encoder_momentum_end")
-        if self.encoder_momentum_end is not None and self.encoder_momentum_end < self.encoder_momentum:
+    def _add(self, option: Option, group: Group) -> None:
+        if option.name in CHOICES:
+            names = tuple(CHOICES[option.name].names())
+            option = dataclasses.replace(option, type=Literal[names])  # type: ignore[valid-type]
+        if option.name in self.task.defaults:
+            option = dataclasses.replace(option, default=self.task.defaults[option.name])
+        before = self.options.setdefault(option.name, option)
+        if before != option:
+            owner = self.owners[option.name][0].title
             raise ValueError(
-                f"encoder_momentum_end must not be below encoder_momentum ({self.encoder_momentum}), but it is "
-                f"{self.encoder_momentum_end}"
+                f"option {option.name} of {group.title} is declared differently from that of {owner}: declare it once "
+                "in a common base class, or choose another name"
             )
-        if not (math.isfinite(self.order) and self.order > 1):
-            raise ValueError(f"order (of tsallis) must be above 1, but it is {self.order}")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie between 0 and 2^63 - 1, but it is {self.seed}")
+        self.owners.setdefault(option.name, []).append(group)
 
-    def _require_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} must be positive, but it is {value}")
+    def used(self, values: Mapping[str, Any]) -> list[Group]:
+        """The groups that are used with these values."""
+        found = []
+        for group in self.groups:
+            if group.choice is None or values[group.choice[0]] == group.choice[1]:
+                found.append(group)
+        objective = next(group.options for group in found if group.choice == ("objective", values["objective"]))
+        if not any(option.name == "divergence" for option in options_of(objective)):
+            found = [group for group in found if group.choice is None or group.choice[0] != "divergence"]
+        return found
 
-    def _require_not_negative(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"{name} must not be negative, but it is {value}")
-
-    def _require_share(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], but it is {value}")
-
-    @property
-    def peak_learning_rate(self) -> float:
-        """The learning rate after the warm-up; scaled by the samples of a step / 256 where the recipe says so."""
-        scale = self.batch_size * self.accumulate / 256 if self.scale_learning_rate else 1.0
-        return self.learning_rate * scale
-
-    @property
-    def statistics(self) -> Literal["batch", "past"]:
-        """By which the momentum encoder normalises, settled.
+    def owner_titles(self, name: str) -> str:
+        """The groups that an option belongs to, in words.
 
         Example:
-            >>> from fmicl.config.recipes import RECIPES
-            >>> recipe = dataclasses.replace(RECIPES["digits"].recipe, method="moco")
-            >>> recipe.statistics, dataclasses.replace(recipe, symmetric=True).statistics
-            ('batch', 'past')
+            >>> schema_of("images").owner_titles("encoder_momentum")
+            'method moco, mocov3'
         """
-        if self.key_statistics != "auto":
-            return self.key_statistics
-        return "past" if self.method == "moco" and self.symmetric else "batch"
+        titles = [group.title for group in self.owners[name]]
+        first, *others = titles
+        kind = first.split()[0]
+        return ", ".join([first, *(title.removeprefix(f"{kind} ") for title in others)])
 
-    def settled(self) -> Self:
-        """The same, with what a run chooses by itself as it is chosen."""
-        return dataclasses.replace(self, key_statistics=self.statistics)
 
-    def parts(self) -> dict[str, bool]:
-        """Of each setting that not all objectives and methods have, whether it has a part in this run."""
-        fmicl = self.objective == "fmicl"
-        normalised = self.divergence == "kl" and self.shift == "optimal"  # then alpha and mu are constants
+_SCHEMAS: dict[tuple[Any, ...], Schema] = {}
+
+
+def schema_of(task: str) -> Schema:
+    """The schema of a task, with everything that is registered now."""
+    load_plugins()
+    key = (task, *(entry for name in ("method", "objective", "divergence", "dataset") for entry in CHOICES[name]))
+    if key not in _SCHEMAS:
+        _SCHEMAS[key] = Schema(TASKS[task])
+    return _SCHEMAS[key]
+
+
+class Settings:
+    """All options of a run, immutable; see :func:`recipe`.
+
+    Args:
+        name: a recipe.
+        changes: values of options that differ from it.
+
+    Raises:
+        ValueError: an unknown recipe or option, a value out of range, or options that contradict each other.
+    """
+
+    recipe: str
+    task: TaskOptions
+    schema: Schema
+
+    def __init__(self, name: str, /, **changes: Any) -> None:
+        chosen = RECIPES[name].value
+        schema = schema_of(chosen.task)
+        base = {**schema.defaults, **chosen.settings}
+        values = dict(base)
+        for key, value in changes.items():
+            if key not in schema.options:
+                raise unknown_name("option", key, schema.options)
+            values[key] = _converted(value, schema.options[key].type)
+        for key, value in values.items():
+            if key in CHOICES and value not in CHOICES[key]:
+                raise unknown_name(CHOICES[key].kind, value, CHOICES[key].names())
+            check_types(key, value, schema.options[key].type)
+        groups = {}
+        for group in schema.used(values):
+            names = [option.name for option in options_of(group.options)]
+            groups[group.options] = group.options(**{key: values[key] for key in names})
+        set_ = functools.partial(object.__setattr__, self)
+        set_("recipe", name)
+        set_("task", schema.task)
+        set_("schema", schema)
+        set_("_values", values)
+        set_("_groups", groups)
+        set_("changes", {key: value for key, value in values.items() if value != base[key]})
+        schema.task.check(self)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_values"][name]
+        except KeyError:
+            raise AttributeError(f"settings have no option {name!r}") from None
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise dataclasses.FrozenInstanceError(f"settings are immutable: settings.replace({name}=...) makes others")
+
+    def __getitem__(self, options: type[T]) -> T:
+        return cast(T, self._groups[options])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Settings) and (self.recipe, self._values) == (other.recipe, other._values)
+
+    def __hash__(self) -> int:
+        return hash((self.recipe, json.dumps(self.to_json(), sort_keys=True)))
+
+    def __repr__(self) -> str:
+        changes = "".join(f", {name}={value!r}" for name, value in self.changes.items())
+        return f"recipe({self.recipe!r}{changes})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return functools.partial(Settings, self.recipe, **self.changes), ()
+
+    def replace(self, **changes: Any) -> Settings:
+        """The same settings with other values.
+
+        Example:
+            >>> recipe("digits", divergence="js").replace(epochs=3)
+            recipe('digits', divergence='js', epochs=3)
+        """
+        return Settings(self.recipe, **{**self.changes, **changes})
+
+    @property
+    def method_options(self) -> MethodOptions:
+        """The options of the chosen method."""
+        return cast(MethodOptions, self._groups[METHODS[self.method].value])
+
+    @property
+    def objective_options(self) -> ObjectiveOptions:
+        """The options of the chosen objective."""
+        return cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
+
+    def objective_context(self, dim: int = 512) -> ObjectiveContext:
+        """What the objective is told about the run, with embeddings of this dimension."""
+        divergence = DIVERGENCES[self.divergence].value
+        parameters = {option.name: self._values[option.name] for option in options_of(divergence)}
+        return ObjectiveContext(
+            dim=dim,
+            method=self.method,
+            contrast_views=self.task.contrast_views or self.method_options.method.contrast_views,
+            high_precision=self.task.high_precision,
+            divergence_parameters=parameters,
+            detached=self.method_options.detached(),
+        )
+
+    def used(self) -> dict[str, Any]:
+        """The options that have an effect, with their values; automatic values are resolved."""
+        names = {option.name for kind in self._groups for option in options_of(kind)}
+        reasons = self._reasons()
+        values = {name: self._values[name] for name in self.schema.options if name in names and name not in reasons}
+        for group in self._groups.values():
+            if hasattr(group, "resolved"):
+                resolved = group.resolved()
+                values |= {
+                    option.name: getattr(resolved, option.name)
+                    for option in options_of(type(group))
+                    if option.name in values
+                }
+        return {**values, **{name: x for name, x in self.task.resolve(self).items() if name in values}}
+
+    def _reasons(self) -> dict[str, str]:
+        """Options of groups that are used, or of others, that these declare without effect, with the reason."""
+        found: dict[str, str] = {}
+        for group in self._groups.values():
+            if hasattr(group, "why_unused"):
+                found |= group.why_unused()
+        return {**found, **self.task.why_unused(self)}
+
+    def unused(self) -> dict[str, str]:
+        """Options that differ from the recipe and have no effect, with the reason.
+
+        Example:
+            >>> recipe("digits", temperature=0.1, queue=512).unused()
+            {'temperature': 'it is an option of objective infonce', 'queue': 'it is an option of method moco'}
+        """
+        used, reasons = self.used(), self._reasons()
         return {
-            "divergence": fmicl,
-            "order": fmicl and self.divergence == "tsallis",
-            "alpha": fmicl and not normalised,
-            "gamma": fmicl,
-            "mu": (fmicl and not normalised) or self.objective == "spectral",
-            "similarity": fmicl,
-            "shift": fmicl,
-            "temperature": self.objective == "infonce",
-            "uniformity_gamma": self.objective == "align_uniform",
-            "uniformity_weight": self.objective == "align_uniform",
-            "negatives": self.method != "moco",
-            "queue": self.method == "moco",
-            "symmetric": self.method == "moco",
-            "encoder_momentum": self.method != "simclr",
-            "encoder_momentum_end": self.method != "simclr",
-            "key_statistics": self.method != "simclr",
+            name: reasons.get(name) or f"it is an option of {self.schema.owner_titles(name)}"
+            for name in self.changes
+            if name not in used
         }
 
-    def because(self) -> dict[str, str]:
-        """Of settings whose part doesn't follow from objective and method alone, where they have none, in words."""
-        if self.objective != "fmicl":
-            return {}
-        shifted = "in kl with the optimal shift"
-        return {"alpha": shifted, "mu": shifted, "order": f"in divergence {self.divergence}"}
-
-    def without_part(self, default: Self) -> list[str]:
-        """Fields that differ from another recipe's and have no part in this one's objective and method.
-
-        Example:
-            >>> from fmicl.config.recipes import RECIPES
-            >>> default = RECIPES["digits"].recipe
-            >>> dataclasses.replace(default, temperature=0.1, queue=512).without_part(default)
-            ['temperature', 'queue']
-        """
-        parts = self.parts().items()
-        return [name for name, part in parts if not part and getattr(self, name) != getattr(default, name)]
-
     def differences(self, before: Settings) -> str:
-        """In words, what a run with these settings computes otherwise than one with others; "" if nothing.
+        """What a run with these settings computes differently from one with others, in words; "" if nothing.
 
         Example:
-            >>> from fmicl.config.recipes import RECIPES
-            >>> recipe = RECIPES["digits"].recipe
-            >>> dataclasses.replace(recipe, alpha=10.0, device="cpu", key_statistics="batch").differences(recipe)
+            >>> now = recipe("digits", alpha=10.0, device="cpu")
+            >>> now.differences(recipe("digits"))
             'alpha was 20.0, is now 10.0'
         """
-        then, now = before.settled()._flat(), self.settled()._flat()
-        others = [name for name in now if then.get(name) != now[name] and name not in self.machine]
-        return "; ".join(f"{name} was {then.get(name)}, is now {now[name]}" for name in others)
+        then, now = before._computed(), self._computed()
+        names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
+        return "; ".join(f"{name} was {then.get(name)}, is now {now.get(name)}" for name in names)
 
-    def _flat(self) -> dict[str, Any]:
-        """Each setting by the name of its option: those of the views stand among the others."""
-        settings = self.to_json()
-        return {name: value for name, value in {**settings, **settings.get("views", {})}.items() if name != "views"}
+    def _computed(self) -> dict[str, Any]:
+        return {name: value for name, value in self.used().items() if self.schema.options[name].role == "compute"}
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON types; :meth:`from_json` is the way back.
+    def identity(self) -> dict[str, Any]:
+        """What tells this run from others: the used options that differ from their defaults, but for the machine's.
+
+        An option that is added later, with a default that changes nothing, leaves the identity as it is.
+        """
+        roles = {name: self.schema.options[name].role for name in self.schema.options}
+        values = {name: value for name, value in self.used().items() if roles[name] != "machine"}
+        return {name: _json(value) for name, value in values.items() if value != self.schema.defaults[name]}
+
+    @property
+    def hash(self) -> str:
+        """Eight hexadecimal digits of the identity.
 
         Example:
-            >>> from fmicl.config.recipes import RECIPES, Recipe
-            >>> recipe = RECIPES["digits"].recipe
-            >>> Recipe.from_json(recipe.to_json()) == recipe
+            >>> recipe("digits").hash == recipe("digits", checkpoint_steps=5, queue=512).hash
             True
         """
-        return {name: _plain(value) for name, value in dataclasses.asdict(self).items()}
+        text = json.dumps([self.task.name, self.identity()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def to_json(self) -> dict[str, Any]:
+        """The options of all used groups as JSON types, in the schema's order; :meth:`from_json` is the inverse."""
+        names = {option.name for kind in self._groups for option in options_of(kind)}
+        return {name: _json(self._values[name]) for name in self.schema.options if name in names}
 
     @classmethod
-    def from_json(cls, settings: dict[str, Any]) -> Self:
-        """The recipe that :meth:`to_json` wrote.
+    def from_json(cls, name: str, values: Mapping[str, Any]) -> Settings:
+        """Settings from a recipe's name and what :meth:`to_json` gave.
 
         Raises:
-            ValueError: fields that this version doesn't know.
+            ValueError: as for :class:`Settings`.
+
+        Example:
+            >>> settings = recipe("digits", divergence="js")
+            >>> Settings.from_json("digits", settings.to_json()) == settings
+            True
         """
-        require_known(cls, settings)
-        if settings.get("encoder_momentum", 0.0) is None:  # which it was, for the default
-            settings = {**settings, "encoder_momentum": cls.encoder_momentum}
-        anchors = settings.get("objective") in ("fmicl", "align_uniform") and settings.get("method") == "mocov3"
-        if anchors and "symmetric" not in settings and settings.get("negatives") == "auto":  # which was cross, before
-            settings = {**settings, "negatives": "cross"}
-        if settings.get("symmetric") and "key_statistics" not in settings:  # which were the batch's, before
-            settings = {**settings, "key_statistics": "batch"}
-        paths = {name: Path(value) for name in cls.paths if (value := settings.get(name)) is not None}
-        return cls(**{**settings, **paths})
+        return cls(name, **values)
+
+    def arguments(self) -> list[str]:
+        """The command-line arguments by which ``fmicl train RECIPE`` gets these settings.
+
+        Example:
+            >>> recipe("digits", divergence="js", baselines=False, shift="optimal").arguments()
+            ['--divergence', 'js', '--shift', 'optimal', '--no-baselines']
+        """
+        words: list[str] = []
+        for name in self.schema.options:
+            if name not in self.changes:
+                continue
+            option, value = self.schema.options[name], self.changes[name]
+            if option.type is bool:
+                words.append(option.flag if value else f"--no-{option.flag[2:]}")
+            elif isinstance(value, list | tuple):
+                words += [option.flag, *(str(x) for x in value)]
+            else:
+                words += [option.flag, str(value)]
+        return words
 
 
-def _plain(value: Any) -> Any:
-    """A value of a field as JSON has it."""
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "item"):  # a number of numpy's
+def _converted(value: Any, hint: Any) -> Any:
+    """A value as its option has it: JSON's strings and lists as paths and tuples, numpy's numbers as Python's."""
+    kinds = (hint, *typing.get_args(hint))
+    if isinstance(value, str) and Path in kinds:
+        return Path(value)
+    if isinstance(value, list):
+        return tuple(value)
+    if hasattr(value, "item") and not hasattr(value, "backward"):
         return value.item()
+    return value
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_json(item) for item in value]
     return str(value) if isinstance(value, Path) else value

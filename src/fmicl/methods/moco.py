@@ -1,38 +1,40 @@
-"""MoCo: keys by a momentum encoder, and a queue of past keys as the negatives."""
+"""MoCo: keys by a momentum encoder, and a queue of past keys as negatives (He et al., 2020)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fmicl.kernels.columns import gather_rows, world_of
-from fmicl.methods.base import Compared, MomentumMethod, Optimisation
+from fmicl.methods.base import Comparison, Method, MomentumMethod
+from fmicl.methods.registry import MomentumOptions, register_method
 from fmicl.utils.numerics import normalise
+from fmicl.utils.options import option, require_positive_fields
 
-if TYPE_CHECKING:
-    from fmicl.data import Batch
+__all__ = ["MoCo", "MoCoOptions"]
 
 
 class MoCo(MomentumMethod):
-    """Queries against keys of a momentum encoder, with a queue of past keys as explicit negatives.
+    """Queries against keys of a momentum encoder, with a queue of past keys as negatives.
 
-    After He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 2020. With ``InfoNCELoss``
-    it is MoCo, with ``FMICLLoss("js")`` JS-MICL on MoCo. The queue is a buffer, so it is part of a checkpoint; on
-    several processes each one enqueues the keys of all, in rank order, so that all hold the same queue. In place of
-    MoCo's shuffled batch normalisation, batch statistics span all GPUs (``sync_batchnorm``).
+    After He et al., "Momentum Contrast for Unsupervised Visual Representation Learning", 2020. With ``InfoNCELoss`` it
+    is MoCo, with ``FMICLLoss("js")`` JS-MICL on MoCo. The queue is a buffer, so it is part of a checkpoint. On several
+    processes each enqueues the keys of all, in rank order, so that all hold the same queue. Instead of MoCo's shuffled
+    batch normalisation, batch statistics span all GPUs (``sync_batchnorm``).
 
     Args:
-        encoder: as in :class:`fmicl.methods.Method`, and the others alike.
-        queue: number of negatives kept; at least the keys of a batch.
-        symmetric: each view is a query against the other one's key, as in MoCo v2+ (Chen and He, "Exploring Simple
+        encoder: as in :class:`fmicl.methods.base.MomentumMethod`, and so are the other arguments.
+        queue: number of negatives; at least the keys of a batch.
+        symmetric: each view is a query against the other view's key, as in MoCo v2+ (Chen and He, "Exploring Simple
             Siamese Representation Learning", 2021), and the keys of both are enqueued. Both views go through a network
-            together, so that queries and keys have the same statistics of the batch: take ``statistics="past"``.
+            together, so that queries and keys share the statistics of the batch: use ``statistics="past"``.
 
     Example:
         >>> from fmicl.models.vision import SmallConv
-        >>> method = MoCo(SmallConv(), nn.Identity(), Optimisation(), dim=8, hidden=16, queue=32)
+        >>> method = MoCo(SmallConv(), nn.Identity(), dim=8, hidden=16, queue=32)
         >>> method.enqueue(torch.ones(20, 8)); method.enqueue(torch.ones(20, 8))
         >>> int(method.queue_position), tuple(method.queue.shape)
         (8, (32, 8))
@@ -45,44 +47,27 @@ class MoCo(MomentumMethod):
         self,
         encoder: nn.Module,
         objective: nn.Module,
-        optimisation: Optimisation,
         *,
         dim: int = 512,
-        hidden: int = 2048,
-        projection: nn.Module | None = None,
-        momentum: float = 0.99,
-        final_momentum: float | None = None,
-        statistics: Literal["batch", "past"] = "batch",
         queue: int = 4096,
         symmetric: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            encoder, objective, optimisation, dim=dim, hidden=hidden, projection=projection, momentum=momentum,
-            final_momentum=final_momentum, statistics=statistics,
-        )  # fmt: skip
+        super().__init__(encoder, objective, dim=dim, **options)
         self.symmetric = symmetric
         # Until the queue has been filled once, random directions stand in for keys, as in MoCo.
         self.register_buffer("queue", normalise(torch.randn(queue, dim)))
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
-        self._keys: list[Tensor] = []
 
-    def pairs(self, first: Tensor, second: Tensor) -> Compared:
+    def compare_views(self, first: Tensor, second: Tensor) -> Comparison:
         """The loss of queries against their keys and the queue; if symmetric, the mean of both directions."""
         if self.symmetric:
             first, second = torch.cat([first, second]), torch.cat([second, first])
         return self.compare(self.embed(first), self.target(second), negatives=self.queue)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """As for every method; the keys wait to be enqueued."""
-        values = super().training_step(batch, batch_idx)
-        self._keys.append(values["second"])
-        return values
-
-    def on_after_backward(self) -> None:
-        """Enqueue this batch's keys: not sooner, for the backward pass still needs the queue as it was."""
-        for keys in self._keys:
-            self.enqueue(keys)
-        self._keys.clear()
+    def after_backward(self, second: Tensor) -> None:
+        """Enqueue the batch's keys: not sooner, for the backward pass needs the queue unchanged."""
+        self.enqueue(second)
 
     @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
@@ -98,3 +83,47 @@ class MoCo(MomentumMethod):
         places = (self.queue_position + torch.arange(len(keys), device=keys.device)) % len(self.queue)
         self.queue.index_copy_(0, places, keys)
         self.queue_position.copy_((self.queue_position + len(keys)) % len(self.queue))
+
+
+@register_method("moco", summary="Momentum encoder; negatives are a queue of its past keys.")
+@dataclass(frozen=True)
+class MoCoOptions(MomentumOptions):
+    """Options of MoCo."""
+
+    method: ClassVar[type[Method]] = MoCo
+
+    queue: int = option(4096, "Negatives that are kept from past batches.")
+    symmetric: bool = option(
+        False,
+        "Each view is a query for the other's key, and both keys are enqueued (MoCo v2+). Twice as many views go "
+        "through each network, and the queue reaches back half as many batches.",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse an empty queue."""
+        super().__post_init__()
+        require_positive_fields(self, "queue")
+
+    def statistics(self) -> Literal["batch", "past"]:
+        """Symmetric MoCo needs those of past batches."""
+        if self.key_statistics == "auto":
+            return "past" if self.symmetric else "batch"
+        return self.key_statistics
+
+    def arguments(self) -> dict[str, Any]:
+        """Queue and symmetry too."""
+        return {**super().arguments(), "queue": self.queue, "symmetric": self.symmetric}
+
+    def why_unused(self) -> dict[str, str]:
+        """The queue replaces the objective's negatives."""
+        return {"negatives": "moco's negatives are its queue"}
+
+    def detached(self) -> dict[str, float]:
+        """Keys in the queue have no gradient."""
+        return {"anchor": 1.0, "both": 1.0, "cross": 1.0}
+
+    def check_batch(self, batch_size: int) -> None:
+        """The queue must hold the keys of a batch."""
+        keys = batch_size * (2 if self.symmetric else 1)
+        if self.queue < keys:
+            raise ValueError(f"queue ({self.queue}) must hold at least one batch of keys ({keys}): make it larger")

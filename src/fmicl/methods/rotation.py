@@ -1,6 +1,8 @@
-"""How far an image was turned, told from its features: a second term beside the pairs."""
+"""Rotation prediction (E-SSL): a second term of the loss, by which features tell how far an image was rotated."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -8,42 +10,86 @@ from torch.nn import functional as F
 
 from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
-from fmicl.information.bounds import label_information
+from fmicl.information import label_information
 from fmicl.models.norms import unmoved
 from fmicl.models.vision import mlp
+from fmicl.utils.options import option, require_at_least_zero
 from fmicl.utils.validation import require_positive
 
-__all__ = ["TURNS", "Rotation", "finite_at_zero", "turned"]
+__all__ = ["ROTATIONS", "Rotation", "RotationOptions", "require_finite_at_zero", "rotate"]
 
-TURNS = 4
+ROTATIONS = 4
 """By 0, 90, 180 and 270 degrees."""
 
 
-class Rotation(nn.Module):
-    r"""Features that tell how far an image was turned: minus a weighted bound of their f-mutual information.
+@dataclass(frozen=True)
+class RotationOptions:
+    """Options of rotation prediction."""
 
-    Two views of an image are pulled together whatever was done to them, and so the features forget it. What is lost
-    with that of an image's layout, this term asks for. Each image comes in all four turns t, and a small head on the
-    features z says which:
+    rotation_weight: float = option(
+        0.0,
+        "Weight of rotation prediction (E-SSL), a second term of the loss (0: none). It bounds the f-mutual information "
+        "between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for other "
+        "objectives; E-SSL takes 0.4.",
+    )
+    rotation_size: int | None = option(
+        None, "Side of the rotated images, which are made from the first views (None: half of theirs if that leaves 16)."
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse a negative weight."""
+        require_at_least_zero(self, "rotation_weight")
+
+    def why_unused(self) -> dict[str, str]:
+        """The size needs a weight."""
+        return {} if self.rotation_weight else {"rotation_size": "rotation_weight is 0"}
+
+    def size(self, view_size: int) -> int:
+        """Side of the rotated images, for views of this side.
+
+        Raises:
+            ValueError: they would be larger than the views.
+
+        Example:
+            >>> RotationOptions().size(32), RotationOptions().size(8)
+            (16, 8)
+        """
+        if self.rotation_size is None:
+            return view_size // 2 if view_size // 2 >= 16 else view_size
+        if not 1 <= self.rotation_size <= view_size:
+            raise ValueError(
+                f"rotation_size must lie between 1 and the side of the views ({view_size}), but it is "
+                f"{self.rotation_size}"
+            )
+        return self.rotation_size
+
+
+class Rotation(nn.Module):
+    r"""Rotation prediction: minus a weighted bound of the f-mutual information between features and rotations.
+
+    Contrastive learning pulls two views of an image together whatever was done to them, so that features forget the
+    layout of an image. This term keeps it. Each image comes in all four rotations t, and a small head on the features z
+    predicts which:
 
     .. math:: L = -w \Big( E[s(r_t(z))] - E\Big[\tfrac14 \sum_k p(r_k(z))\Big] \Big) \ge -w I_f(Z; T)
 
-    It is the bound that f-MICL maximises between two views (`fmicl.information.label_information`), of features and
-    turns. With KL it is w (cross-entropy - log 4), the term of Dangovski et al., "Equivariant Contrastive Learning",
-    2022 (E-SSL), who take w = 0.4 and on CIFAR-10 images of half the side. Otherwise than theirs, the images that are
-    turned are the first views, made smaller, and not a third crop; the head has batch normalisation in place of layer
-    normalisation; and turned images, which have statistics of their own, leave the encoder's running ones alone.
+    It is the bound that f-MICL maximises between two views (`fmicl.information.label_information`), here between
+    features and rotations. With KL it is w (cross-entropy - log 4), the term of Dangovski et al., "Equivariant
+    Contrastive Learning", 2022 (E-SSL), who take w = 0.4 and, on CIFAR-10, images of half the side. Differences from
+    theirs: the rotated images are the first views, shrunk, not a third crop; the head has batch normalisation instead
+    of layer normalisation; and rotated images, which have statistics of their own, don't update the encoder's running
+    statistics.
 
     Args:
-        features: that the encoder gives.
-        divergence: a name or a `Divergence`, with a finite f(0): of the others, reverse KL, Jeffrey and Neyman, the
-            information that is asked for is infinite once a turn is told for certain.
+        features: width of the encoder's features.
+        divergence: a name or a `Divergence` with a finite f(0). With an infinite one (reverse KL, Jeffrey, Neyman) the
+            information is infinite once a rotation is certain.
         weight: w.
-        size: side of the images that are turned, to which views are shrunk.
+        size: side to which views are shrunk before they are rotated.
         hidden: width of the head.
 
     Raises:
-        ValueError: such a divergence, or numbers that can't be meant.
+        ValueError: f(0) is infinite, or a number is out of range.
 
     Example:
         >>> from fmicl.models.vision import SmallConv
@@ -60,19 +106,19 @@ class Rotation(nn.Module):
         require_positive("weight", weight)
         if size != int(size) or size < 1:
             raise ValueError(f"size must be a number of pixels, got size={size!r}")
-        self.divergence = finite_at_zero(make_divergence(divergence))
+        self.divergence = require_finite_at_zero(make_divergence(divergence))
         self.weight, self.size = weight, int(size)
-        self.head = mlp((features, hidden, hidden, TURNS))
+        self.head = mlp((features, hidden, hidden, ROTATIONS))
 
     def forward(self, encoder: nn.Module, images: Tensor) -> Tensor:
-        """The term of the loss, a scalar, of square images (N, C, S, S).
+        """The term of the loss, a scalar, for square images (N, C, S, S).
 
         Raises:
-            ValueError: they are smaller than those that are to be turned.
+            ValueError: the images are smaller than `size`.
         """
         if images.shape[-1] < self.size:
-            raise ValueError(f"images of {self.size} pixels are turned, but these have {images.shape[-1]}")
-        views = turned(F.adaptive_avg_pool2d(images, self.size))
+            raise ValueError(f"images must have at least {self.size} pixels a side, but these have {images.shape[-1]}")
+        views = rotate(F.adaptive_avg_pool2d(images, self.size))
         with unmoved(encoder):
             logits = self.head(encoder(views))
         labels = torch.arange(len(views), device=images.device) // len(images)
@@ -83,32 +129,31 @@ class Rotation(nn.Module):
         return f"{self.divergence}, weight={self.weight:g}, size={self.size}"
 
 
-def finite_at_zero(divergence: Divergence) -> Divergence:
-    """The same, if its f(0) is finite: the mutual information with a label then is, however well that is told.
+def require_finite_at_zero(divergence: Divergence) -> Divergence:
+    """Return the divergence if its f(0) is finite, so that its mutual information with a label is bounded.
 
     Raises:
-        ValueError: it isn't.
+        ValueError: f(0) is infinite.
 
     Example:
-        >>> finite_at_zero(make_divergence("js")).name
+        >>> require_finite_at_zero(make_divergence("js")).name
         'js'
     """
     if not bool(divergence.f(0.0).isfinite()):
         raise ValueError(
-            f"features that tell a turn for certain have infinite information about it by {divergence.name}, whose "
-            "f(0) is infinite, so that this term of the loss has no end: take a divergence with a finite one, such as "
-            "kl or js, or leave rotation_weight at 0"
+            f"rotation prediction needs a divergence with a finite f(0), but that of {divergence.name} is infinite, and "
+            "so is the information once a rotation is certain: take kl or js, or leave rotation_weight at 0"
         )
     return divergence
 
 
-def turned(images: Tensor) -> Tensor:
-    """Square images (N, C, S, S), and after them the same by a quarter turn, a half and three quarters: (4N, C, S, S).
+def rotate(images: Tensor) -> Tensor:
+    """Square images (N, C, S, S) in all four rotations: (4N, C, S, S), the unrotated ones first.
 
     Example:
-        >>> turned(torch.tensor([[[[1, 2], [3, 4]]]])).flatten(1).tolist()
+        >>> rotate(torch.tensor([[[[1, 2], [3, 4]]]])).flatten(1).tolist()
         [[1, 2, 3, 4], [2, 4, 1, 3], [4, 3, 2, 1], [3, 1, 4, 2]]
     """
-    views = torch.cat([images.rot90(turns, (2, 3)) for turns in range(TURNS)])
+    views = torch.cat([images.rot90(turns, (2, 3)) for turns in range(ROTATIONS)])
     last = images.is_contiguous(memory_format=torch.channels_last)
     return views.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)

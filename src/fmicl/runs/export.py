@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fmicl.utils.files import write_whole
 from fmicl.models.vision import build_encoder, projection_head
-from fmicl.config.recipes import Recipe
-from fmicl.runs.folder import Run, open_run, read_kind, read_recipe
+from fmicl.config import Settings
+from fmicl.runs.folder import Run, open_run
+from fmicl.runs.settings import read_settings, read_task
 from fmicl.utils.files import read_json, write_json
-from fmicl.config.text_recipes import TextRecipe
 
 __all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
 
@@ -33,11 +33,11 @@ class EncoderConfig:
     arguments: dict[str, Any]
 
     @classmethod
-    def of(cls, recipe: Recipe, features: int) -> EncoderConfig:
-        """The config of a recipe's encoder."""
-        views = recipe.views
-        arguments = {"stem": recipe.stem, "depth": recipe.depth, "stable_vit": recipe.stable_vit}
-        return cls(recipe.encoder, views.size, len(views.mean), features, views.mean, views.std, arguments)
+    def of(cls, settings: Settings, features: int) -> EncoderConfig:
+        """The config of the settings' encoder."""
+        arguments = {"stem": settings.stem, "depth": settings.depth, "stable_vit": settings.stable_vit}
+        channels = len(settings.mean)
+        return cls(settings.encoder, settings.size, channels, features, settings.mean, settings.std, arguments)
 
     @classmethod
     def read(cls, run: Run) -> EncoderConfig:
@@ -90,7 +90,7 @@ def load_encoder(run: Path | str) -> nn.Module:
         ValueError: the weights don't fit the config, or the run is one on sentences.
     """
     folder = open_run(run)
-    if read_kind(folder) == TextRecipe.kind:
+    if read_task(folder) == "text":
         raise ValueError(f"{folder.path} is a run on text: sentence_transformers.SentenceTransformer(RUN) loads it")
     config = EncoderConfig.read(folder)
     if not folder.encoder.exists():
@@ -109,13 +109,11 @@ def load_projection(run: Run) -> nn.Module:
     Raises:
         FileNotFoundError: the run has none (yet).
     """
-    from fmicl.methods import method_class  # brings Lightning, which whoever loads an encoder needn't wait for
-
-    _, recipe = read_recipe(run)
+    settings = read_settings(run, "images")
     if not run.projection.exists():
         raise FileNotFoundError(f"{run.projection} is missing: the training of {run.path} has not ended")
     features = EncoderConfig.read(run).features
-    last_norm = method_class(recipe.method).last_norm
-    head = projection_head(features, recipe.hidden, recipe.dim, last_norm=last_norm)
+    last_norm = settings.method_options.method.last_norm
+    head = projection_head(features, settings.hidden, settings.dim, last_norm=last_norm)
     head.load_state_dict(load_file(run.projection))
     return head.eval()

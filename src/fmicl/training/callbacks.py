@@ -1,7 +1,7 @@
-"""What watches a training run: the guard against broken numbers, and the record.
+"""Callbacks of a training run: the check for non-finite losses, and the log of metrics.
 
-A run is one long pass of batches: batch b belongs to epoch b // batches_per_epoch. Nothing here depends on Lightning's
-own counters, which start anew when a run is resumed in the middle of an epoch.
+A run is one long pass over batches: batch b belongs to epoch b // batches_per_epoch. Nothing here depends on Lightning's
+own counters, which restart when a run is resumed in the middle of an epoch.
 """
 
 # Lightning calls hooks with more arguments than most of them need.
@@ -15,33 +15,35 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 
-from fmicl.evaluation import geometry as analysis
+from fmicl.evaluation import geometry
 from fmicl.methods import Method
 from fmicl.runs.folder import Run
+from fmicl.training.module import TrainingModule
+from fmicl.utils.errors import NonFiniteError
 from fmicl.utils.files import write_whole
 from fmicl.utils.numerics import normalise
 
-COLUMNS = (
-    "epoch", "step", "loss", "alignment", "uniformity", "lr", "knn", "effective_rank", "seconds",
-    "loss_alignment", "loss_uniformity",
-)  # fmt: skip
+__all__ = ["FiniteLossCheck", "MetricsLogger", "Monitor", "MonitorNothing"]
+
 COLLAPSED = 1.5
-"""Below this effective rank all embeddings lie about on one line through the origin."""
-TELLING = 8
-"""Embeddings in a batch whose rank tells that: of two, it is little more at the best."""
-AHEAD = 4
-"""Batches that may be asked of a GPU before the first one's loss is looked at: what holds Python up for less than they
-take, a file to be written, say, does not hold up the GPU."""
+"""Effective rank below which all embeddings lie about on one line through the origin."""
+ENOUGH_EMBEDDINGS = 8
+"""Smallest batch whose effective rank shows collapse: of two embeddings it is at most two."""
+BATCHES_AHEAD = 4
+"""Batches that are queued on a GPU before the first one's loss is read: a pause of Python that is shorter than they
+take, such as writing a file, doesn't stall the GPU."""
+TENSORBOARD_EVERY = 25
+"""Batches between two points in TensorBoard."""
 
 
-class _OnItsWay:
-    """A copy of a tensor on the CPU, which a GPU makes when it comes to it: nobody waits before `wait`."""
+class _AsyncCopy:
+    """A copy of a tensor to the CPU that doesn't block before `wait`."""
 
     def __init__(self, value: Tensor) -> None:
         self.event: torch.cuda.Event | None = None
@@ -52,147 +54,188 @@ class _OnItsWay:
         else:
             self.copy = value.detach().cpu()
 
-    def there(self) -> bool:
-        """Whether nobody would wait."""
+    def ready(self) -> bool:
+        """Whether `wait` would return at once."""
         return self.event is None or self.event.query()
 
     def wait(self) -> Tensor:
-        """The copy, once it is there."""
+        """The copy."""
         if self.event is not None:
             self.event.synchronize()
         return self.copy
 
 
-class NonFiniteError(RuntimeError):
-    """The loss, or a weight, is not a finite number any more."""
-
-
-class Guard(Callback):
+class FiniteLossCheck(Callback):
     """Stop the run when the loss is not finite.
 
-    On a CPU this is before the step; on a GPU it is some batches later (`AHEAD`), for to look at a number sooner would
-    make the device wait. A checkpoint is only written after all losses up to it were looked at.
+    On a CPU this happens before the step; on a GPU some batches later (`BATCHES_AHEAD`), since reading a number sooner
+    would stall the device. A checkpoint is only written after all losses up to it have been checked.
 
     Args:
-        describe: the objective's settings in words, for the message.
-        checkpoint: where the run's checkpoint is, once there is one; None on all processes but the first.
+        description: the objective's settings, for the message.
+        checkpoint: path of the run's checkpoint; None on all processes but the first.
     """
 
-    def __init__(self, describe: str, checkpoint: Path | None = None) -> None:
-        self.describe, self.checkpoint = describe, checkpoint
-        self._unseen: deque[tuple[Method, int, _OnItsWay]] = deque()
+    def __init__(self, description: str, checkpoint: Path | None = None) -> None:
+        self.description, self.checkpoint = description, checkpoint
+        self._unread: deque[tuple[TrainingModule, int, _AsyncCopy]] = deque()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Look at an earlier loss, and on a CPU at this one."""
-        assert isinstance(pl_module, Method)
-        # A copy: the loss of a recorded step is overwritten by the next one.
-        self._unseen.append((pl_module, pl_module.batches, _OnItsWay(loss.detach())))
-        self.look(but=AHEAD if loss.device.type == "cuda" else 0)
+        """Read an earlier loss, and on a CPU this one."""
+        assert isinstance(pl_module, TrainingModule)
+        # A copy: the loss of a captured step is overwritten by the next one.
+        self._unread.append((pl_module, pl_module.batches, _AsyncCopy(loss.detach())))
+        self.read(keep=BATCHES_AHEAD if loss.device.type == "cuda" else 0)
 
-    def look(self, but: int = 0) -> None:
-        """Look at the losses that are still unseen, but for so many of the last ones.
+    def read(self, keep: int = 0) -> None:
+        """Read the losses that are still unread, except for the last `keep`.
 
         Raises:
             NonFiniteError: one of them is not finite.
         """
-        while len(self._unseen) > but:
-            method, batch, loss = self._unseen.popleft()
+        while len(self._unread) > keep:
+            module, batch, loss = self._unread.popleft()
             value = float(loss.wait())
             if not math.isfinite(value):
-                self.stop(method, batch, f"the loss is {value}")
+                self.fail(module, batch, f"the loss is {value}")
 
-    def check(self, method: Method) -> None:
-        """Look at the unseen losses and at all weights, before something is made of these.
+    def check(self, module: TrainingModule) -> None:
+        """Check the unread losses and all weights.
 
         Raises:
             NonFiniteError: one of them is not finite.
         """
-        self.look()
-        norms = torch.stack(torch._foreach_norm(list(method.parameters())))
+        self.read()
+        norms = torch.stack(torch._foreach_norm(list(module.parameters())))
         if not bool(norms.isfinite().all()):
-            self.stop(method, method.batches, "a weight is not finite")
+            self.fail(module, module.batches, "a weight is not finite")
 
-    def stop(self, method: Method, batch: int, what: str) -> None:
-        """Raise the error that ends the run in the given batch, the first being 1."""
-        step = math.ceil(batch / method.optimisation.accumulate)
+    def fail(self, module: TrainingModule, batch: int, what: str) -> None:
+        """Raise the error that ends the run at the given batch, the first being 1."""
+        step = math.ceil(batch / module.optimisation.accumulate)
         kept = ""
         if self.checkpoint is not None:
-            there = self.checkpoint.exists()
-            kept = f"The last good checkpoint is kept in {self.checkpoint}. " if there else "There is no checkpoint. "
+            exists = self.checkpoint.exists()
+            kept = f"The last good checkpoint is kept in {self.checkpoint}. " if exists else "There is no checkpoint. "
         raise NonFiniteError(
-            f"{what} at step {step} (batch {batch}); objective: {self.describe}. {kept}"
+            f"{what} at step {step} (batch {batch}); objective: {self.description}. {kept}"
             "Hint: lower --learning-rate, lengthen --warmup-epochs or set --clip 1; large --gamma or --mu also make "
             "divergences such as pearson, tsallis and neyman overflow. Start again with the new settings."
         )
 
 
-class Recorder(Callback):
-    """One row of metrics.csv for each epoch, and TensorBoard; warns of collapse.
+class Monitor(Protocol):
+    """A score of the encoder that is measured during training."""
+
+    column: str
+    """Its column in metrics.csv."""
+
+    def due(self, epoch: float) -> bool:
+        """Whether to measure it after this many epochs, at the end of a row."""
+
+    def measure(self, method: Method, step: int) -> float | None:
+        """The score; None if it is undefined."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a state back."""
+
+
+class MonitorNothing:
+    """No score is measured; its column stays empty."""
+
+    def __init__(self, column: str = "knn") -> None:
+        self.column = column
+
+    def due(self, epoch: float) -> bool:
+        """Never."""
+        return False
+
+    def measure(self, method: Method, step: int) -> float | None:
+        """None."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Empty."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing to do."""
+
+
+class MetricsLogger(Callback):
+    """Rows of metrics.csv, and TensorBoard; warns of collapse.
 
     ``alignment`` and ``uniformity`` are those of Wang and Isola for the last batch's embeddings, comparable between
-    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss where it has two. In a run with
-    the term of turned images, ``loss_rotation`` is that batch's: minus the weight times the bound of their information.
+    objectives; ``loss_alignment`` and ``loss_uniformity`` are the summands of its loss, if it has two. With rotation
+    prediction, ``loss_rotation`` is its term for that batch.
 
     Args:
         run: the folder, or None on all processes but the first.
         batches_per_epoch: length of an epoch.
-        monitor: gives the k-NN accuracy of an encoder in percent.
-        monitor_every: epochs between two such looks; 0 is never.
-        advice: what the warning of collapse says to do.
-        say: where warnings go.
-        guard: asked before the encoder is looked at, as broken weights have no accuracy.
+        total: batches of the run.
+        every: batches of a row; the last row may have fewer. None: an epoch.
+        monitor: the score of the encoder.
+        collapse_advice: what the warning of collapse recommends.
+        say: prints a line.
+        finite: checked before the encoder is measured, since broken weights have no score.
     """
-
-    columns: tuple[str, ...] = COLUMNS
-    tensorboard_every = 25
-    """Batches between two points of TensorBoard."""
 
     def __init__(
         self,
         run: Run | None,
         batches_per_epoch: int,
         *,
-        monitor: Callable[[nn.Module], float] | None,
-        monitor_every: int,
-        advice: str,
-        say: Callable[[str], None],
-        guard: Guard | None = None,
+        total: int,
+        every: int | None = None,
+        monitor: Monitor | None = None,
+        collapse_advice: str = "",
+        say: Callable[[str], None] = print,
+        finite: FiniteLossCheck | None = None,
     ) -> None:
-        self.guard = guard
-        self.run, self.batches_per_epoch = run, batches_per_epoch
-        self.monitor, self.monitor_every = monitor, monitor_every
-        self.advice, self.say = advice, say
+        self.run, self.batches_per_epoch, self.total = run, batches_per_epoch, total
+        self.every = every or batches_per_epoch
+        self.monitor = monitor or MonitorNothing()
+        self.collapse_advice, self.say, self.finite = collapse_advice, say, finite
+        self.columns = (
+            "epoch", "step", "loss", "alignment", "uniformity", "lr", self.monitor.column, "effective_rank", "seconds",
+            "loss_alignment", "loss_uniformity",
+        )  # fmt: skip
         self.rows: list[dict[str, float | None]] = []
-        self.seconds = 0.0  # of the epoch under way, before the last start
+        self.seconds = 0.0  # of the row under way, before the last start
         self._sum: Tensor | None = None
         self._carried = 0.0
         self._collapsed = False
         self._since = 0.0
         self._writer: Any = None
-        self._points: deque[tuple[int, float, _OnItsWay]] = deque()
-        self._measuring = ThreadPoolExecutor(max_workers=1)
+        self._points: deque[tuple[int, float, _AsyncCopy]] = deque()
+        self._executor = ThreadPoolExecutor(max_workers=1)
         self._row: Future[tuple[dict[str, float | None], int]] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold for the record to go on as if nothing had happened.
+        """What a checkpoint must hold to continue the log.
 
-        Of several processes the first one writes it, so that of a row which a stop cuts through, the mean loss up to
-        there is the first one's share.
+        Of several processes the first writes it, so that the mean loss of a row that a stop interrupts is, up to the
+        stop, the first process's share.
         """
         self.finish_row()
-        if self._writer is not None:  # a run that goes on from here has the points after it only
+        if self._writer is not None:  # a run that resumes from here writes only the points after it
             self._write_points(wait=True)
             self._writer.flush()
         loss = self._carried + (0.0 if self._sum is None else float(self._sum))
-        return {"rows": self.rows, "loss": loss, "seconds": self.seconds + time.monotonic() - self._since}
+        seconds = self.seconds + time.monotonic() - self._since
+        return {"rows": self.rows, "loss": loss, "seconds": seconds, "monitor": self.monitor.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a state back."""
         self.rows, self._carried, self.seconds = list(state["rows"]), float(state["loss"]), float(state["seconds"])
+        self.monitor.restore(state["monitor"])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Open TensorBoard, and drop rows that were written after the checkpoint that the run goes on from."""
-        assert isinstance(pl_module, Method)
+        """Open TensorBoard, and drop rows that were written after the checkpoint from which the run resumes."""
+        assert isinstance(pl_module, TrainingModule)
         self._since = time.monotonic()
         if self.run is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -209,70 +252,61 @@ class Recorder(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Add the loss; at the end of an epoch, write its row."""
-        assert isinstance(pl_module, Method)
+        """Add the loss; write a row if it is complete."""
+        assert isinstance(pl_module, TrainingModule)
         # Lightning hands out the loss divided by the number of accumulated batches.
         loss = outputs["loss"].detach() * pl_module.optimisation.accumulate
         loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
-        if self._writer is not None and pl_module.batches % self.tensorboard_every == 0:
+        if self._writer is not None and pl_module.batches % TENSORBOARD_EVERY == 0:
             rate = trainer.optimizers[0].param_groups[0]["lr"]
-            self._points.append((pl_module.step, rate, _OnItsWay(loss)))
+            self._points.append((pl_module.step, rate, _AsyncCopy(loss)))
         self._write_points(wait=False)
         if self._row is not None and self._row.done():
             self.finish_row()
-        span = self._span(pl_module.batches)
-        if span:
-            self._end_span(trainer, pl_module, outputs, span)
+        if pl_module.batches % self.every == 0 or pl_module.batches == self.total:
+            self._end_row(trainer, pl_module, outputs, (pl_module.batches - 1) % self.every + 1)
 
     def _write_points(self, *, wait: bool) -> None:
-        """Hand TensorBoard the points that have come from the GPU, or all of them."""
-        while self._points and (wait or self._points[0][2].there()):
+        """Hand TensorBoard the points that have arrived from the GPU, or all of them."""
+        while self._points and (wait or self._points[0][2].ready()):
             step, rate, loss = self._points.popleft()
             self._writer.add_scalar("batch/loss", float(loss.wait()), step)
             self._writer.add_scalar("batch/learning_rate", rate, step)
 
-    def _span(self, batches: int) -> int:
-        """How many batches the row covers that is due after so many; 0 where none is due."""
-        return 0 if batches % self.batches_per_epoch else self.batches_per_epoch
-
-    def _epoch(self, method: Method) -> float:
-        """What a row calls the epoch."""
-        return method.batches // self.batches_per_epoch
-
-    def _look(self, method: Method) -> float | None:
-        """How good the encoder is now, where that is to be looked at."""
-        if self.monitor is None or not self.monitor_every or self._epoch(method) % self.monitor_every:
-            return None
-        if self.guard is not None:
-            self.guard.check(method)
-        return self.monitor(method.encoder)
-
-    def _end_span(self, trainer: Trainer, method: Method, outputs: dict[str, Tensor], span: int) -> None:
+    def _end_row(self, trainer: Trainer, module: TrainingModule, outputs: dict[str, Tensor], batches: int) -> None:
         assert self._sum is not None
-        mean = torch.as_tensor((self._carried + self._sum) / span)
+        mean = torch.as_tensor((self._carried + self._sum) / batches)
         mean = trainer.strategy.reduce(mean, reduce_op="mean")
         if self.run is not None:
-            self._begin_row(method, outputs, mean, trainer.optimizers[0].param_groups[0]["lr"])
+            self._start_row(module, outputs, mean, trainer.optimizers[0].param_groups[0]["lr"])
         self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
 
-    def _begin_row(self, method: Method, outputs: dict[str, Tensor], loss: Tensor, learning_rate: float) -> None:
+    def _score(self, module: TrainingModule, epoch: float) -> float | None:
+        if not self.monitor.due(epoch):
+            return None
+        if self.finite is not None:
+            self.finite.check(module)
+        return self.monitor.measure(module.method, module.step)
+
+    def _start_row(self, module: TrainingModule, outputs: dict[str, Tensor], loss: Tensor, rate: float) -> None:
         """Measure the last batch's embeddings and write the row: on the CPU, while a GPU goes on."""
         self.finish_row()
-        epoch, step = self._epoch(method), method.step
-        seconds = self.seconds + time.monotonic() - self._since
-        quality = self._look(method)
+        whole, part = divmod(module.batches, self.batches_per_epoch)
+        epoch = round(module.batches / self.batches_per_epoch, 6) if part else whole
+        step, seconds = module.step, self.seconds + time.monotonic() - self._since
+        score = self._score(module, epoch)
         wanted = {"mean": loss.detach()}
         wanted |= {name: outputs[name].detach() for name in ("first", "second", "terms", "rotation") if name in outputs}
-        copies = {name: _OnItsWay(value) for name, value in wanted.items()}
+        copies = {name: _AsyncCopy(value) for name, value in wanted.items()}
 
         def measure() -> tuple[dict[str, float | None], int]:
             found = {name: copy.wait() for name, copy in copies.items()}
             mean, x, y = found["mean"], normalise(found["first"].float()), normalise(found["second"].float())
-            summands = found["terms"].tolist() if "terms" in found else (None, None)
+            terms = found["terms"].tolist() if "terms" in found else (None, None)
             values: tuple[float | None, ...] = (
-                epoch, step, float(mean), float(analysis.alignment(x, y)), float(analysis.uniformity(x)),
-                learning_rate, quality, float(analysis.effective_rank(x)), round(seconds, 3), *summands,
+                epoch, step, float(mean), float(geometry.alignment(x, y)), float(geometry.uniformity(x)),
+                rate, score, float(geometry.effective_rank(x)), round(seconds, 3), *terms,
             )  # fmt: skip
             row = dict(zip(self.columns, values, strict=True))
             if "rotation" in found:
@@ -284,7 +318,7 @@ class Recorder(Callback):
                     self._writer.add_scalar(f"epoch/{name}", value, row["step"])
             return row, len(x)
 
-        self._row = self._measuring.submit(measure)
+        self._row = self._executor.submit(measure)
         if wanted["first"].device.type != "cuda":
             self.finish_row()
 
@@ -292,7 +326,7 @@ class Recorder(Callback):
         """Wait for the row that is being measured and written, if there is one.
 
         Raises:
-            NonFiniteError: it can't be measured, for the loss is not finite; the guard may not have looked yet.
+            NonFiniteError: it can't be measured, since the loss is not finite.
         """
         if self._row is None:
             return
@@ -300,18 +334,18 @@ class Recorder(Callback):
         try:
             row, embeddings = measured.result()
         except ValueError:
-            if self.guard is not None:
-                self.guard.look()
+            if self.finite is not None:
+                self.finite.read()
             raise
         assert row["effective_rank"] is not None
         self._warn_of_collapse(row["effective_rank"], row["epoch"], embeddings)
 
     def _warn_of_collapse(self, rank: float, epoch: float | None, embeddings: int) -> None:
-        collapsed = rank < COLLAPSED and embeddings >= TELLING
+        collapsed = rank < COLLAPSED and embeddings >= ENOUGH_EMBEDDINGS
         if collapsed and not self._collapsed:
             self.say(
                 f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "
-                f"{self.advice}"
+                f"{self.collapse_advice}"
             )
         self._collapsed = collapsed
 
@@ -326,13 +360,13 @@ class Recorder(Callback):
             writer.writerows(self.rows)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Let the row under way come to its end: the run may go on in this process, and write the same file."""
-        self._measuring.shutdown()
+        """Finish the row under way: the run may be resumed in this process, and write the same file."""
+        self._executor.shutdown()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write what is still to be written, and close TensorBoard."""
+        """Write what is left, and close TensorBoard."""
         if self._writer is not None:
             self.finish_row()
             self._write_points(wait=True)
             self._writer.close()
-        self._measuring.shutdown()
+        self._executor.shutdown()

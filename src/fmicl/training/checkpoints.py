@@ -1,4 +1,4 @@
-"""What lets a training run go on where it was: its checkpoints, and the batches that are still to come."""
+"""Checkpoints of a training run, and the batches that remain after one."""
 
 # Lightning calls hooks with more arguments than most of them need.
 # ruff: noqa: ARG002
@@ -6,56 +6,81 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fmicl.methods import Method
-from fmicl.runs.folder import Run, load_checkpoint, save_checkpoint
-from fmicl.training.callbacks import Guard, Recorder
-from fmicl.training.signals import Signals
+from fmicl.runs.folder import Run
+from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger
+from fmicl.training.module import TrainingModule
+from fmicl.training.signals import StopSignals
+from fmicl.utils.files import write_whole
 
 if TYPE_CHECKING:
     from fmicl.data import Batch, Stream
+
+__all__ = ["Checkpointer", "RemainingBatches", "load_checkpoint", "save_checkpoint"]
 
 SHORTEST_INTERVAL = 60.0
 """Seconds between two checkpoints at ends of epochs, so that short epochs don't spend their time writing."""
 
 
-class RemainingBatches:
-    """The batches of a run that are still to come, as one pass over several epochs.
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    write_whole(path, lambda temporary: torch.save(state, temporary))
 
-    Its start is read from ``method.batches`` when the pass begins, and so after a checkpoint was loaded.
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a checkpoint: tensors and plain values only, no pickled objects.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a handful of unrelated types for damaged files
+        raise ValueError(f"the checkpoint {path} can't be read ({error}); remove it to start this run again") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}, not a run's state")
+    return state
+
+
+class RemainingBatches:
+    """The remaining batches of a run, as one pass over several epochs.
+
+    The start is read from ``module.batches`` when the pass begins, and so after a checkpoint was loaded.
     """
 
-    def __init__(self, stream: Stream, method: Method, epochs: int) -> None:
-        self.stream, self.method = stream, method
+    def __init__(self, stream: Stream, module: TrainingModule, epochs: int) -> None:
+        self.stream, self.module = stream, module
         self.total = epochs * len(stream)
 
     def __len__(self) -> int:
-        return self.total - self.method.batches
+        return self.total - self.module.batches
 
     def __iter__(self) -> Iterator[Batch]:
-        start = self.method.batches
+        start = self.module.batches
         first, batch = divmod(start, len(self.stream))
         for epoch in range(first, self.total // len(self.stream)):
             self.stream.set_position(epoch, batch if epoch == first else 0)
             yield from self.stream
 
 
-class Checkpoints(Callback):
+class Checkpointer(Callback):
     """Write the whole state of the run between two steps, and read it back.
 
-    A checkpoint is due at the end of an epoch (if the last one is a minute old), after ``minutes``, after
-    ``steps``, and at the end. It is always between two steps, when no gradient is half accumulated. Where a signal
-    was noted, by any of the processes, all of them stop there after one more checkpoint.
+    A checkpoint is due at the end of an epoch (if the last one is a minute old), after ``minutes``, after ``steps``, and
+    at the end; always between two steps, when no gradient is partly accumulated. If any process received a stop signal,
+    all of them stop there after one more checkpoint.
 
     Args:
         run: the folder, or None on all processes but the first.
-        recorder: its rows are part of the state.
-        guard: asked before a checkpoint is written.
+        metrics: its rows are part of the state.
+        finite: checked before a checkpoint is written.
         signals: whether the run is to stop.
-        resume: go on from the checkpoint in the folder, if there is one.
+        resume: continue from the checkpoint in the folder, if there is one.
         batches_per_epoch: length of an epoch.
         total: batches of the run.
         minutes: longest time between two checkpoints.
@@ -65,9 +90,9 @@ class Checkpoints(Callback):
     def __init__(
         self,
         run: Run | None,
-        recorder: Recorder,
-        guard: Guard,
-        signals: Signals,
+        metrics: MetricsLogger,
+        finite: FiniteLossCheck,
+        signals: StopSignals,
         *,
         resume: bool,
         batches_per_epoch: int,
@@ -75,7 +100,7 @@ class Checkpoints(Callback):
         minutes: float,
         steps: int,
     ) -> None:
-        self.run, self.recorder, self.guard, self.signals = run, recorder, guard, signals
+        self.run, self.metrics, self.finite, self.signals = run, metrics, finite, signals
         self.resume, self.batches_per_epoch, self.total = resume, batches_per_epoch, total
         self.minutes, self.steps = minutes, steps
         self._optimizer: dict[str, Any] | None = None
@@ -84,17 +109,17 @@ class Checkpoints(Callback):
         self.stopped = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Load what is there: the first process reads, the others hear of it."""
-        assert isinstance(pl_module, Method)
+        """Load the checkpoint: the first process reads it and broadcasts it to the others."""
+        assert isinstance(pl_module, TrainingModule)
         state = None
         if self.resume and self.run is not None and self.run.checkpoint.exists():
             state = load_checkpoint(self.run.checkpoint)
         state = trainer.strategy.broadcast(state)
         if state is None:
             return
-        pl_module.load_state_dict(state["method"])
+        pl_module.method.load_state_dict(state["method"])
         pl_module.batches = int(state["batches"])
-        self.recorder.restore(state["record"])
+        self.metrics.restore(state["metrics"])
         self._optimizer = state["optimizer"]
         self._last_step = pl_module.step
 
@@ -105,8 +130,8 @@ class Checkpoints(Callback):
             self._optimizer = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """In the place of Lightning's handler of SIGTERM: that one talks to the other processes wherever it comes."""
-        self.signals.listen()
+        """Replace Lightning's handler of SIGTERM, which would communicate with other processes at any moment."""
+        self.signals.install()
 
     def on_train_batch_end(
         self,
@@ -116,35 +141,35 @@ class Checkpoints(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Write a checkpoint if one is due, and stop if that was asked for."""
-        assert isinstance(pl_module, Method)
+        """Write a checkpoint if one is due, and stop if a signal came."""
+        assert isinstance(pl_module, TrainingModule)
         done = pl_module.batches == self.total
         if pl_module.batches % pl_module.optimisation.accumulate and not done:
             return
-        self.stopped = trainer.strategy.reduce_boolean_decision(self.signals.noted is not None, all=False)
+        self.stopped = trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
         age = time.monotonic() - self._last
         due = self.steps > 0 and pl_module.step - self._last_step >= self.steps
         due |= pl_module.batches % self.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
         if self.run is not None and (done or due or self.stopped or age > 60 * self.minutes):
             self.write(trainer, pl_module)
         if self.stopped:
-            trainer.strategy.barrier()  # where one process leaves, others may be ended: not before the file is there
+            trainer.strategy.barrier()  # a process that leaves may take others with it: not before the file is written
             trainer.should_stop = True
 
-    def write(self, trainer: Trainer, method: Method) -> None:
-        """Write a checkpoint now, unless the state is broken.
+    def write(self, trainer: Trainer, module: TrainingModule) -> None:
+        """Write a checkpoint now.
 
         Raises:
             NonFiniteError: a weight is not finite; the checkpoint before is kept.
         """
         assert self.run is not None
-        self.guard.check(method)
+        self.finite.check(module)
         state = {
             "format": 1,
-            "batches": method.batches,
-            "method": method.state_dict(),
+            "batches": module.batches,
+            "method": module.method.state_dict(),
             "optimizer": trainer.optimizers[0].state_dict(),
-            "record": self.recorder.state(),
+            "metrics": self.metrics.state(),
         }
         save_checkpoint(self.run.checkpoint, state)
-        self._last, self._last_step = time.monotonic(), method.step
+        self._last, self._last_step = time.monotonic(), module.step

@@ -1,4 +1,4 @@
-"""What a person sees of a training run while it goes on."""
+"""Progress bar of a training run."""
 
 # Lightning calls hooks with more arguments than most of them need.
 # ruff: noqa: ARG002
@@ -11,10 +11,10 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from fmicl.cli.tables import clock
-from fmicl.methods import Method
+from fmicl.training.module import TrainingModule
 
 
-class Progress(Callback):
+class ProgressDisplay(Callback):
     """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
 
     Args:
@@ -41,11 +41,11 @@ class Progress(Callback):
         self._bar: Any = None
         self._task: Any = None
         self._shown, self._done = 0.0, 0  # when, and where the run stood
-        self._rate: float | None = None  # batches a second, of late: the first ones are slow
+        self._rate: float | None = None  # batches a second, recent: the first ones are slow
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, and the bar where there is a terminal."""
-        assert isinstance(pl_module, Method)
+        assert isinstance(pl_module, TrainingModule)
         self._shown, self._done = time.monotonic(), pl_module.batches
         if self.live:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -65,7 +65,7 @@ class Progress(Callback):
         batch_idx: int,
     ) -> None:
         """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
-        assert isinstance(pl_module, Method)
+        assert isinstance(pl_module, TrainingModule)
         now, done = time.monotonic(), pl_module.batches
         if now - self._shown < (0.25 if self.live else 10.0) and done < self.total:
             return

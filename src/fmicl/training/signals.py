@@ -1,7 +1,4 @@
-"""What ends training before its time: Ctrl-C, SIGTERM, or SIGHUP, by which a closed terminal takes its leave.
-
-They are noted, and the run ends after the step under way, with a checkpoint.
-"""
+"""Signal handling of training: Ctrl-C, SIGTERM and SIGHUP stop a run after the current step, with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,97 +10,84 @@ from typing import Any
 
 from fmicl.runs.folder import Run
 
-__all__ = ["ENDS", "Signals", "Stopped", "handlers_to_replace", "what_is_left"]
+__all__ = ["STOP_SIGNALS", "StopSignals", "how_to_continue", "replaceable_handlers"]
 
-ENDS = tuple(
+STOP_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)  # Windows has no SIGHUP
 )
-"""Signals by which a run or a sweep is asked to end."""
+"""Signals that stop a run or a sweep."""
 
 
-class Stopped(KeyboardInterrupt):
-    """A training run was ended by Ctrl-C, SIGTERM or SIGHUP.
-
-    Args:
-        words: what is left of it; "" where another process says so.
-        number: which of them it was.
-    """
-
-    def __init__(self, words: str, number: int = signal.SIGINT) -> None:
-        super().__init__(words)
-        self.number = signal.Signals(number)
-
-
-def what_is_left(run: Run | None) -> str:
-    """In words, what is left of a run that ended at any moment; None is one that has no folder yet.
+def how_to_continue(run: Run | None) -> str:
+    """What is left of a run that was stopped at any moment; None is a run without a folder.
 
     Example:
-        >>> what_is_left(None)
+        >>> how_to_continue(None)
         'stopped; nothing was saved yet: the same command starts again'
     """
     if run is None:
         return "stopped; nothing was saved yet: the same command starts again"
     if not run.checkpoint.exists():
         return "stopped; nothing was saved yet: --resume starts again"
-    return f"stopped; the same command with --resume goes on from the last checkpoint in {run.path}"
+    return f"stopped; the same command with --resume continues from the last checkpoint in {run.path}"
 
 
-def handlers_to_replace() -> dict[int, Any]:
-    """The handlers of :data:`ENDS`, but for signals that are ignored, as `nohup` has it, and that are to stay so.
+def replaceable_handlers() -> dict[int, Any]:
+    """The handlers of :data:`STOP_SIGNALS`, except for signals that are ignored (as `nohup` does) and stay so.
 
     Example:
         >>> before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        >>> signal.SIGTERM in handlers_to_replace()
+        >>> signal.SIGTERM in replaceable_handlers()
         False
         >>> _ = signal.signal(signal.SIGTERM, before)
     """
-    found = {number: signal.getsignal(number) for number in ENDS}
+    found = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     return {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
 
 
-class Signals:
-    """Notes Ctrl-C, SIGTERM and SIGHUP where they would end the process; a second Ctrl-C does end it.
+class StopSignals:
+    """Remembers Ctrl-C, SIGTERM and SIGHUP instead of ending the process; a second Ctrl-C does end it.
 
-    A handler of the caller's own is called as well, and a signal that is ignored stays so. Python allows handlers in
-    its main thread only: in others, nothing is noted.
+    A handler of the caller's is called as well, and an ignored signal stays ignored. Python allows handlers in its main
+    thread only: in others, nothing is remembered.
 
     Args:
-        tell: whether to say what a second Ctrl-C does.
+        announce: whether to print what a second Ctrl-C does.
 
     Attributes:
-        noted: the signal that came first.
+        received: the first signal.
     """
 
-    def __init__(self, *, tell: bool = True) -> None:
-        self.tell = tell
-        self.noted: signal.Signals | None = None
-        self._before = handlers_to_replace()
+    def __init__(self, *, announce: bool = True) -> None:
+        self.announce = announce
+        self.received: signal.Signals | None = None
+        self._before = replaceable_handlers()
 
-    def listen(self) -> None:
-        """From now on."""
-        self._set(dict.fromkeys(self._before, self._note))
+    def install(self) -> None:
+        """Install the handlers."""
+        self._set(dict.fromkeys(self._before, self._handle))
 
-    def leave(self) -> None:
-        """Put back what was there when this was made."""
+    def restore(self) -> None:
+        """Restore the handlers from before."""
         self._set(self._before)
 
     @staticmethod
     def _set(handlers: dict[int, Any]) -> None:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                if handler is not None:  # not set by Python, which can't put it back
+                if handler is not None:  # not set by Python, which can't restore it
                     signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        again = self.noted is not None
-        self.noted = self.noted or signal.Signals(number)
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        again = self.received is not None
+        self.received = self.received or signal.Signals(number)
         before = self._before[number]
         if callable(before) and before is not signal.default_int_handler:
             before(number, frame)
         if number == signal.SIGINT and again:
             raise KeyboardInterrupt
-        if number == signal.SIGINT and self.tell:
-            # print may be what was interrupted, and doesn't bear being called within itself
+        if number == signal.SIGINT and self.announce:
+            # not print, which may be what was interrupted and is not re-entrant
             os.write(2, b"\nstopping after this step, with a checkpoint; Ctrl-C again stops at once\n")

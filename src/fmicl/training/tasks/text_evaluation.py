@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fmicl import how_to_install
-from fmicl.config.text_recipes import TextRecipe
 from fmicl.evaluation.sts import Encode, StsTask, evaluate_tasks, load_sts
 from fmicl.models.norms import evaluating
 from fmicl.models.text import Tokenizer, pooled_transformer, quiet_transformers
-from fmicl.runs.folder import Run, read_kind
+from fmicl.runs.folder import Run
+from fmicl.runs.settings import read_task
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import check_new, keep_old, read_json, write_json, write_whole
 from fmicl.utils.validation import TokenPooling
@@ -195,7 +195,7 @@ def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> N
         if pooling is not None:
             raise ValueError(f"{path} says itself how its tokens make one vector (modules.json): leave --pooling out")
         return
-    if (path / "settings.json").is_file() and read_kind(Run(path)) == TextRecipe.kind:
+    if (path / "settings.json").is_file() and read_task(Run(path)) == "text":
         raise FileNotFoundError(
             f"{path} has no modules.json yet: its training has not ended; go on with `fmicl train ... --resume`"
         )

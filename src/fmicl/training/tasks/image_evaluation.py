@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fmicl.config.recipes import Recipe
+from fmicl.config import Settings
 from fmicl.data import (
     FileSamples,
     Samples,
@@ -28,10 +27,14 @@ from fmicl.data import (
     printable,
     what_changed,
 )
+from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
 from fmicl.evaluation.probes import extract_features, knn_accuracy, linear_probe
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
-from fmicl.runs.folder import COPY_IT, Run, open_run, read_fingerprint, read_recipe
+from fmicl.methods import Method
+from fmicl.runs.folder import COPY_IT, Run, open_run
+from fmicl.runs.settings import read_fingerprint, read_settings
+from fmicl.training.tasks.image_parts import load_splits
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import check_writable, keep_old, write_json, write_whole
 
@@ -76,7 +79,7 @@ def evaluate_run(
         data_dir: where the data is now, if it has moved.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
-        probe_views: random crops and flips of each training image for a second linear probe; None is as in the recipe.
+        probe_views: random crops and flips of each training image for a second linear probe; None is as in the settings.
         say: where warnings go: of data that has changed since training, and of images that can't be read.
 
     Returns:
@@ -88,16 +91,16 @@ def evaluate_run(
     """
     run = open_run(run.path if isinstance(run, Run) else run)
     check_writable(run.path, COPY_IT)
-    recipe = read_recipe(run)[1]
+    settings = read_settings(run, "images")
     changes: dict[str, Any] = {
         "data_dir": data_dir, "workers": workers, "probe_views": probe_views, "download": False,
     }  # fmt: skip
-    recipe = dataclasses.replace(recipe, **{key: value for key, value in changes.items() if value is not None})
+    settings = settings.replace(**{key: value for key, value in changes.items() if value is not None})
     place = pick_device(device)
     encoder, projection = load_encoder(run.path).to(place), load_projection(run).to(place)
-    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
+    results: dict[str, Any] = {"knn": None, "linear": None, "epoch": settings.epochs, "split": None}
     if splits is None:
-        splits = load_splits(recipe, say)
+        splits = load_splits(settings, say)
         changed = what_changed(read_fingerprint(run), splits)
         if changed:
             say(
@@ -105,113 +108,98 @@ def evaluate_run(
                 f"{changed}. Images that it was trained on may be among those it is evaluated on now"
             )
             results["data_changed"] = changed
-        if recipe.data_dir is not None and (changed or data_dir is not None) and _reads_folder(recipe):
-            results["data_dir"] = printable(str(recipe.data_dir.expanduser().absolute()))
+        if settings.data_dir is not None and (changed or data_dir is not None) and dataset_info(settings.dataset).needs_folder:
+            results["data_dir"] = printable(str(settings.data_dir.expanduser().absolute()))
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
     broken: list[Skipped] = []
-    features, labels = _features(encoder, gallery, recipe, place, broken)
+    features, labels = _features(encoder, gallery, settings, place, broken)
     gallery = _without(gallery, broken)
     query_features = None
     if queries is not None and labels is not None:
-        query_features, query_labels = _features(encoder, queries, recipe, place, broken)
+        query_features, query_labels = _features(encoder, queries, settings, place, broken)
         queries = _without(queries, broken)
         splits = dataclasses.replace(splits, train=gallery, test=queries)
         assert query_labels is not None
-        results |= _accuracies(features, labels, query_features, query_labels, recipe)
-        if recipe.probe_views:
-            views = _features_of_views(encoder, gallery, recipe, place)
-            probe = linear_probe(features, labels, query_features, query_labels, seed=recipe.seed, views=views)
+        results |= _accuracies(features, labels, query_features, query_labels, settings)
+        if settings.probe_views:
+            views = _features_of_views(encoder, gallery, settings, place)
+            probe = linear_probe(features, labels, query_features, query_labels, seed=settings.seed, views=views)
             results |= {"linear_views": probe.accuracy, "linear_views_protocol": probe.protocol}
         results |= {"split": splits.split, "train_samples": len(gallery), "test_samples": len(queries)}
         results["classes"] = len(splits.classes)
         if len(splits.classes) <= FEW_CLASSES:
             results["class_names"] = [printable(name) for name in splits.classes]
-        if recipe.baselines:
-            results["raw_pixels"] = _baseline(nn.Flatten(), splits, recipe, place)
-            torch.manual_seed(recipe.seed)  # as in training, so this is what training started from
-            results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, recipe, place)
+        if settings.baselines:
+            results["raw_pixels"] = _baseline(nn.Flatten(), splits, settings, place)
+            torch.manual_seed(settings.seed)  # as in training, so this is what training started from
+            results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, settings, place)
     else:
-        unused = [name for name in ("probe_views", "baselines") if getattr(recipe, name)]
+        unused = [name for name in ("probe_views", "baselines") if getattr(settings, name)]
         if unused:
             have = "have" if len(unused) > 1 else "has"
             say(f"warning: without labels there is no linear probe, and {' and '.join(unused)} {have} no part")
-    geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, recipe, place)
+    geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
         say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {listed(broken)}")
-    arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
+    arrays |= distances | _neighbours(features, query_features, gallery, queries, settings)
     keep_old(run.results, results)
     write_whole(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results
 
 
-def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Splits:
-    """The data of a recipe; ``say`` is told of images and folders that are left out, and of a folder without a part."""
-    if say is not None and recipe.data_dir is not None and not _reads_folder(recipe):
-        say(f"warning: data_dir ({recipe.data_dir}) has no part in {recipe.dataset}, which needs no files")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*and are skipped")  # they are told below
-        splits = load_images(
-            recipe.dataset,
-            recipe.data_dir,
-            size=recipe.views.size,
-            download=recipe.download,
-            validation=recipe.validation,
-            seed=recipe.seed,
-            memory_limit=round(recipe.memory_gib * 2**30),
-            checksum=recipe.checksum,
-        )
-    if splits.skipped and say is not None:
-        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
-    if splits.left_out and say is not None:
-        say(f"warning: folders in {recipe.data_dir} are left out: {listed(splits.left_out)}")
-    return splits
+class KNNMonitor:
+    """k-NN accuracy of the encoder during training, in percent."""
 
+    column = "knn"
 
-def _reads_folder(recipe: Recipe) -> bool:
-    return dataset_info(recipe.dataset).needs_folder
+    def __init__(self, settings: Settings, splits: Splits, device: torch.device) -> None:
+        assert splits.train is not None
+        assert splits.test is not None
+        self.settings, self.train, self.test, self.device = settings, splits.train, splits.test, device
+        self._bf16 = device.type == "cuda" and settings.precision != "32" and torch.cuda.is_bf16_supported()
 
+    def due(self, epoch: float) -> bool:
+        """After every `monitor_every` epochs."""
+        every = self.settings.monitor_every
+        return every > 0 and epoch % every == 0
 
-def knn_monitor(recipe: Recipe, splits: Splits, device: torch.device) -> Callable[[nn.Module], float] | None:
-    """A function that gives an encoder's k-NN accuracy in percent; None where the data has no labels."""
-    train, test = splits.train, splits.test
-    if train is None or test is None:
-        return None
-
-    half = device.type == "cuda" and recipe.precision != "32" and torch.cuda.is_bf16_supported()
-
-    def accuracy(encoder: nn.Module) -> float:
-        # As in training; the evaluation after it is in 32 bit.
-        with torch.autocast(device.type, torch.bfloat16, enabled=half):
-            x, labels = _features(encoder, train, recipe, device)
-            y, answers = _features(encoder, test, recipe, device)
+    def measure(self, method: Method, step: int) -> float:  # noqa: ARG002 (text notes the step)
+        """In the precision of training; the evaluation at the end is in 32 bit."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
+            x, labels = _features(method.encoder, self.train, self.settings, self.device)
+            y, answers = _features(method.encoder, self.test, self.settings, self.device)
         assert labels is not None
         assert answers is not None
-        return knn_accuracy(x, labels, y, answers, k=min(recipe.k, len(x)))
+        return knn_accuracy(x, labels, y, answers, k=min(self.settings.k, len(x)))
 
-    return accuracy
+    def state(self) -> dict[str, Any]:
+        """Nothing to remember."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing to remember."""
 
 
 def _features(
     encoder: nn.Module,
     samples: Samples,
-    recipe: Recipe,
+    settings: Settings,
     device: torch.device,
     broken: list[Skipped] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
-    views = recipe.views
-    batches = plain_batches(
+        batches = plain_batches(
         samples,
-        size=views.size,
-        mean=views.mean,
-        std=views.std,
-        batch_size=_batch_size(recipe, device),
+        size=settings.size,
+        mean=settings.mean,
+        std=settings.std,
+        batch_size=_batch_size(settings, device),
         device=device,
-        workers=recipe.workers,
+        workers=settings.workers,
         skipped=[] if broken is None else broken,
     )
     return extract_features(encoder, batches, device)
@@ -237,22 +225,22 @@ def images_at_once(size: int, device: torch.device, views: int = 0) -> int:
     return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // size**2))
 
 
-def _batch_size(recipe: Recipe, device: torch.device) -> int:
-    return images_at_once(recipe.views.size, device, recipe.multiplicity * recipe.batch_size)
+def _batch_size(settings: Settings, device: torch.device) -> int:
+    return images_at_once(settings.size, device, settings.multiplicity * settings.batch_size)
 
 
 def _features_of_views(
-    encoder: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+    encoder: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Features of random crops and flips of all samples, as in training but with their own colours; and whose they are.
 
     Samples that don't fill a last batch make one of their own.
     """
-    family = dataclasses.replace(recipe.views, jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
-    number, made = recipe.probe_views, max(2, recipe.probe_views)  # a stream has two views at least
-    batch = min(max(1, _batch_size(recipe, device) // made), len(samples))
+    family = dataclasses.replace(settings[Views], jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
+    number, made = settings.probe_views, max(2, settings.probe_views)  # a stream has two views at least
+    batch = min(max(1, _batch_size(settings, device) // made), len(samples))
     stream = ViewStream(
-        samples, (family, family), batch, seed=recipe.seed, device=device, workers=recipe.workers,
+        samples, (family, family), batch, seed=settings.seed, device=device, workers=settings.workers,
         multiplicity=made, report=lambda _: None,
     )  # fmt: skip
     owners: list[Tensor] = []
@@ -268,7 +256,7 @@ def _features_of_views(
     rest = [i for i in range(len(samples)) if i not in done]
     if not rest:
         return features, owner
-    more, whose = _features_of_views(encoder, samples.select(rest), recipe, device)
+    more, whose = _features_of_views(encoder, samples.select(rest), settings, device)
     return torch.cat([features, more]), torch.cat([owner, torch.tensor(rest, device=owner.device)[whose]])
 
 
@@ -279,10 +267,10 @@ def _without(samples: Samples, broken: list[Skipped]) -> Samples:
     return samples.select([i for i, path in enumerate(samples.paths) if path not in gone])
 
 
-def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: Recipe) -> dict[str, Any]:
-    k = min(recipe.k, len(x))
+def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, settings: Settings) -> dict[str, Any]:
+    k = min(settings.k, len(x))
     knn = knn_accuracy(x, labels, y, answers, k=k)
-    probe = linear_probe(x, labels, y, answers, seed=recipe.seed)
+    probe = linear_probe(x, labels, y, answers, seed=settings.seed)
     found: dict[str, Any] = {
         "knn": knn, "linear": probe.accuracy, "k": k, "linear_protocol": probe.protocol,
         "linear_weight_decay": probe.weight_decay,
@@ -290,30 +278,30 @@ def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, recipe: R
     return found if probe.top5 is None else {**found, "linear_top5": probe.top5}
 
 
-def _baseline(encoder: nn.Module, splits: Splits, recipe: Recipe, device: torch.device) -> dict[str, float]:
+def _baseline(encoder: nn.Module, splits: Splits, settings: Settings, device: torch.device) -> dict[str, float]:
     assert splits.train is not None
     assert splits.test is not None
-    x, labels = _features(encoder, splits.train, recipe, device)
-    y, answers = _features(encoder, splits.test, recipe, device)
+    x, labels = _features(encoder, splits.train, settings, device)
+    y, answers = _features(encoder, splits.test, settings, device)
     assert labels is not None
     assert answers is not None
-    found = _accuracies(x, labels, y, answers, recipe)
+    found = _accuracies(x, labels, y, answers, settings)
     return {"knn": found["knn"], "linear": found["linear"]}
 
 
 def _geometry(
-    model: nn.Module, samples: Samples, recipe: Recipe, device: torch.device
+    model: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """How close the embeddings of two views of a sample are, and how spread all of them."""
-    batch = min(EVALUATION_BATCH, _batch_size(recipe, device), len(samples))
-    stream = ViewStream(samples, recipe.view_pair, batch, seed=recipe.seed, device=device, workers=recipe.workers)
+    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
+    stream = ViewStream(samples, view_pair(settings[Views], settings[SecondViewOptions]), batch, seed=settings.seed, device=device, workers=settings.workers)
     found: tuple[list[Tensor], list[Tensor]] = ([], [])
     for pair in islice(stream, PAIRS // batch):
         for views, embeddings in zip((pair.first, pair.second), found, strict=True):
             embeddings.append(extract_features(model, [(views, None)], device)[0])
     x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
     geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
-    distances = pair_distances(x, y, seed=recipe.seed)
+    distances = pair_distances(x, y, seed=settings.seed)
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
 
 
@@ -322,14 +310,14 @@ def _neighbours(
     query_features: Tensor | None,
     gallery: Samples,
     queries: Samples | None,
-    recipe: Recipe,
+    settings: Settings,
 ) -> dict[str, Tensor]:
     """Pictures of a few samples and of the training samples nearest to them."""
     own = query_features is None or queries is None
     asked, pool = (features, gallery) if own else (query_features, queries)
     assert asked is not None
     assert pool is not None
-    generator = torch.Generator().manual_seed(recipe.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
     chosen = torch.randperm(len(asked), generator=generator)[:QUERIES]
     count = min(NEIGHBOURS, len(features) - int(own))
     if count < 1:
@@ -337,6 +325,6 @@ def _neighbours(
     # Where the queries are in the gallery themselves, each is its own nearest neighbour and is left out.
     found = nearest_neighbours(features, asked[chosen.to(asked.device)], count + int(own))
     indices, similarity = found.indices[:, int(own) :], found.similarities[:, int(own) :]
-    rows = torch.stack([pictures(gallery, row, recipe.views.size) for row in indices])
-    shown = torch.cat([pictures(pool, chosen, recipe.views.size).unsqueeze(1), rows], dim=1)
+    rows = torch.stack([pictures(gallery, row, settings.size) for row in indices])
+    shown = torch.cat([pictures(pool, chosen, settings.size).unsqueeze(1), rows], dim=1)
     return {"neighbour_images": shown.contiguous(), "neighbour_similarity": similarity.cpu().contiguous()}

@@ -1,0 +1,90 @@
+"""The option groups of the two tasks, images and text, and what is checked across groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fmicl.config.settings import TASKS, Group, Settings, TaskOptions
+from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.data.images.options import ImageDataOptions
+from fmicl.data.text.options import TextDataOptions
+from fmicl.evaluation import EvaluationOptions
+from fmicl.methods.rotation import RotationOptions
+from fmicl.models.text import SentenceEncoderOptions
+from fmicl.models.vision import EncoderOptions, ImageHeadOptions
+from fmicl.utils.options import option
+
+__all__ = ["IMAGES", "TEXT", "BatchNormOptions"]
+
+
+@dataclass(frozen=True)
+class BatchNormOptions:
+    """Batch normalisation over several GPUs."""
+
+    sync_batchnorm: bool = option(
+        True, "Batch normalisation over all GPUs together; statistics of past batches (key_statistics) always are."
+    )
+
+
+def _check_images(settings: Settings) -> None:
+    settings[RotationOptions].size(settings.size)
+    if settings.multiplicity == 2:
+        return
+    if not settings.method_options.method.many_views:
+        raise ValueError(
+            f"method {settings.method} compares two views of a sample, but multiplicity is {settings.multiplicity}: "
+            "leave it at 2, or take --method simclr"
+        )
+    first, second = view_pair(settings[Views], settings[SecondViewOptions])
+    if first != second:
+        raise ValueError(
+            f"multiplicity is {settings.multiplicity}, and more than two views of a sample must be of one family: "
+            "leave second_blur and second_solarise as in the first"
+        )
+
+
+def _resolve_images(settings: Settings) -> dict[str, Any]:
+    return {"rotation_size": settings[RotationOptions].size(settings.size)}
+
+
+IMAGES = TaskOptions(
+    "images",
+    groups=(
+        Group(ImageDataOptions, "data"),
+        Group(Views, "views"),
+        Group(SecondViewOptions, "second view"),
+        Group(RotationOptions, "rotation prediction"),
+        Group(EncoderOptions, "encoder"),
+        Group(ImageHeadOptions, "projection head"),
+        Group(BatchNormOptions, "batch normalisation"),
+        Group(EvaluationOptions, "evaluation"),
+    ),
+    check=_check_images,
+    resolve=_resolve_images,
+    packages=("timm", "torchvision", "scikit-learn"),
+)
+
+
+def _why_unused_text(settings: Settings) -> dict[str, str]:
+    found = {"key_statistics": "sentence encoders have no batch normalisation"}
+    if settings.method != "mocov3":
+        found["hidden"] = "it is the width of mocov3's predictor"
+    return found
+
+
+TEXT = TaskOptions(
+    "text",
+    groups=(Group(SentenceEncoderOptions, "encoder"), Group(TextDataOptions, "data")),
+    # The f-MICL paper's values for English Wikipedia, and SimCSE's temperature.
+    defaults={
+        "alpha": 409600.0, "gamma": 20.0, "temperature": 0.05, "epochs": 1, "batch_size": 64, "optimizer": "adamw",
+        "learning_rate": 3e-5, "schedule": "linear", "weight_decay": 0.0, "warmup_epochs": 0.0, "clip": 1.0,
+    },
+    why_unused=_why_unused_text,
+    contrast_views=True,  # SimCSE compares each first view with all second ones
+    high_precision=True,  # at gamma = 20, inner products in bfloat16 would put the gradient off by several percent
+    packages=("transformers", "tokenizers", "sentence-transformers"),
+)  # fmt: skip
+
+TASKS.update({task.name: task for task in (IMAGES, TEXT)})

@@ -1,0 +1,88 @@
+"""Data, encoder and method that image settings describe."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+from torch import nn
+
+from fmicl.config import Settings
+from fmicl.data import Splits, dataset_info, listed, load_images
+from fmicl.methods import Method, Rotation
+from fmicl.methods.rotation import RotationOptions
+from fmicl.models.vision import build_encoder, check_size
+
+__all__ = ["build_image_encoder", "build_image_method", "load_splits"]
+
+
+def build_image_encoder(settings: Settings) -> nn.Module:
+    """The untrained encoder; its weights follow from torch's seed.
+
+    Raises:
+        ValueError: an unknown encoder, one that can't take the images, or a name of trained weights.
+    """
+    plain, _, tag = settings.encoder.partition(".")
+    if tag:
+        raise ValueError(
+            f"encoder {settings.encoder} names trained weights ({tag}), but training starts from random ones: "
+            f"take --encoder {plain}"
+        )
+    size, channels = settings.size, len(settings.mean)
+    encoder = build_encoder(
+        settings.encoder,
+        size=size,
+        channels=channels,
+        stem=settings.stem,
+        depth=settings.depth,
+        stable_vit=settings.stable_vit,
+    )
+    if settings.rotation_weight:
+        try:
+            check_size(encoder, settings.encoder, settings[RotationOptions].size(size), channels)
+        except ValueError as error:
+            raise ValueError(
+                f"{str(error).removesuffix('.')}; these are the rotated images (--rotation-weight): take "
+                f"--rotation-size {size}"
+            ) from error
+    return encoder
+
+
+def build_image_method(settings: Settings, encoder: nn.Module) -> Method:
+    """The method of the settings around an encoder."""
+    context = settings.objective_context(settings.dim)
+    objective = settings.objective_options.build(context)
+    method = settings.method_options.build(encoder, objective, dim=settings.dim, hidden=settings.hidden)
+    if settings.rotation_weight:
+        features = int(encoder.num_features)  # type: ignore[arg-type]
+        method.rotation = Rotation(
+            features,
+            settings.objective_options.information_divergence(context),
+            weight=settings.rotation_weight,
+            size=settings[RotationOptions].size(settings.size),
+            hidden=settings.hidden,
+        )
+    return method
+
+
+def load_splits(settings: Settings, say: Callable[[str], None] = lambda _: None) -> Splits:
+    """The data; ``say`` prints which images and folders are left out, and that data_dir has no effect."""
+    if settings.data_dir is not None and not dataset_info(settings.dataset).needs_folder:
+        say(f"warning: data_dir ({settings.data_dir}) has no effect: {settings.dataset} needs no files")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*and are skipped")  # they are reported below
+        splits = load_images(
+            settings.dataset,
+            settings.data_dir,
+            size=settings.size,
+            download=settings.download,
+            validation=settings.validation,
+            seed=settings.seed,
+            memory_limit=round(settings.memory_gib * 2**30),
+            checksum=settings.checksum,
+        )
+    if splits.skipped:
+        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
+    if splits.left_out:
+        say(f"warning: folders in {settings.data_dir} are left out: {listed(splits.left_out)}")
+    return splits

@@ -1,0 +1,143 @@
+"""Training on images: data set, encoder, views, k-NN during training, export and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fmicl.config import Settings
+from fmicl.data import Skipped, ViewStream, dataset_info, described, fingerprint, listed, named_folder, what_changed
+from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.methods import Method
+from fmicl.methods.rotation import require_finite_at_zero
+from fmicl.models.vision import settings_of
+from fmicl.runs.export import EncoderConfig, export
+from fmicl.runs.folder import Run
+from fmicl.training.callbacks import Monitor, MonitorNothing
+from fmicl.training.memory import BatchDescription
+from fmicl.training.tasks.base import Context, Task
+from fmicl.training.tasks.image_evaluation import KNNMonitor, evaluate_run
+from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method, load_splits
+
+__all__ = ["ImageTask"]
+
+
+class ImageTask(Task):
+    """Training on a data set of images, or a folder of them."""
+
+    unit = "images"
+    channels_last = True
+
+    def __init__(self, settings: Settings, context: Context) -> None:
+        super().__init__(settings, context)
+        self.synchronise_batchnorm = settings.sync_batchnorm
+        self.encoder = build_image_encoder(settings)
+        self.splits = load_splits(settings, context.say)
+        self.stream = ViewStream(
+            self.splits.pretrain,
+            view_pair(settings[Views], settings[SecondViewOptions]),
+            settings.batch_size // context.processes.world_size,
+            seed=settings.seed,
+            device=context.device,
+            rank=context.processes.rank,
+            world_size=context.processes.world_size,
+            workers=settings.workers,
+            multiplicity=settings.multiplicity,
+            compile=context.compiled,
+            report=self._report_broken,
+        )
+        if settings.memory_gib and dataset_info(settings.dataset).folder:
+            self.memory_hint = "; with --memory-gib 0 the images stay on the disk"
+
+    @classmethod
+    def check(cls, settings: Settings, *, local: bool = True) -> None:
+        """Build objective and encoder without weights, and look for the data."""
+        settings.objective_options.build(settings.objective_context())
+        if settings.rotation_weight:
+            require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
+        if dataset_info(settings.dataset).needs_folder:
+            folder = named_folder(settings.dataset, settings.data_dir)
+            if local and not settings.download and not folder.exists():
+                raise FileNotFoundError(f"there is no folder {folder}")
+        try:
+            with torch.device("meta"):
+                build_image_encoder(settings)
+        except Exception:  # models raise whatever they like; whether it is for want of weights is seen with them
+            with torch.random.fork_rng(devices=[]):
+                build_image_encoder(settings)
+
+    def _report_broken(self, broken: Sequence[Skipped]) -> None:
+        """Report files that passed the check of their header and end; each process reports its own."""
+        print(
+            f"warning: {len(broken)} image(s) can't be decoded, others are trained on instead: {listed(broken)}",
+            flush=True,
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Digests of the images that are trained on and evaluated on."""
+        return fingerprint(self.splits)
+
+    def data_changes(self, before: dict[str, Any] | None) -> str:
+        """Which of them changed."""
+        return what_changed(before, splits=self.splits)
+
+    def build_method(self) -> Method:
+        """The method around the encoder, with rotation prediction if it is asked for."""
+        return build_image_method(self.settings, self.encoder)
+
+    def example_views(self, n: int) -> Tensor:
+        """Random images."""
+        size = self.settings.size
+        return torch.rand(n, len(self.settings.mean), size, size)
+
+    def batch_description(self) -> BatchDescription:
+        """With the options that make an image smaller."""
+        ways = ["--encoder or --size needs less as well"]
+        if self.settings.multiplicity > 2:
+            ways.append("so does a --multiplicity of 2")
+        if self.settings.rotation_weight:
+            ways.append("so does a smaller --rotation-size")
+        advice = f"a smaller {', '.join(ways)}"
+        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice)
+
+    def embedding_dim(self) -> int:
+        """The option `dim`."""
+        return int(self.settings.dim)
+
+    def start_lines(self) -> list[str]:
+        """Classes and held-out images, and options that this encoder doesn't have."""
+        changed = {"stem", "stable_vit"} & set(self.settings.changes)
+        unused = sorted(changed - settings_of(self.encoder))
+        lines = [f"warning: {name} has no effect: encoder {self.settings.encoder} has no such part" for name in unused]
+        return [described(self.splits), *lines]
+
+    def monitor(self) -> Monitor:
+        """k-NN accuracy; nothing where the data has no labels."""
+        if self.splits.train is None or self.splits.test is None:
+            return MonitorNothing("knn")
+        return KNNMonitor(self.settings, self.splits, self.context.device)
+
+    def finish(self, run: Run, method: Method, monitor: Monitor) -> None:  # noqa: ARG002 (the last encoder is exported)
+        """Export the encoder of the last epoch, and evaluate it by k-NN, linear probe and geometry."""
+        config = EncoderConfig.of(self.settings, int(self.encoder.num_features))  # type: ignore[arg-type]
+        export(run, method.encoder, method.projection, config)
+        self.context.say(
+            "trained; now k-NN and a linear probe" if self.splits.test is not None else "trained; now its geometry"
+        )
+        evaluate_run(
+            run,
+            splits=self.splits,
+            device=self.settings.device,
+            workers=self.settings.workers,
+            say=self.context.say,
+        )
+
+    @classmethod
+    def print_results(cls, run: Run) -> None:
+        """A table of accuracies."""
+        from fmicl.runs.tables import print_results
+
+        print_results(run)

@@ -13,11 +13,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fmicl.kernels import triton_runs_on
 from fmicl.methods.rotation import Rotation
 from fmicl.models.fast import Recorded, record, speed_up, speed_up_head, suits
 from fmicl.models.norms import by_past
 from fmicl.models.vision import projection_head
+from fmicl.utils.triton import triton_runs_on
 
 if TYPE_CHECKING:
     from fmicl.data import Batch

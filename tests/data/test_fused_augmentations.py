@@ -52,7 +52,7 @@ def test_a_wrong_number_of_numbers_is_refused() -> None:
 
 def test_images_that_are_not_dense_are_refused_and_samples_on_a_gpu_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """A numpy array of (N, H, W, C), say, turned into (N, C, H, W): the kernel would read other pixels."""
-    monkeypatch.setattr("fmicl.kernels.triton_runs_on", lambda _: True)
+    monkeypatch.setattr("fmicl.data.augmentations.fused.triton_runs_on", lambda _: True)
     images = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
     assert suits(Views(size=8), images.contiguous())
     assert not suits(Views(size=8), images)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fmicl.kernels.triton import interpreting
+from fmicl.utils.triton import interpreting
 
 needs_triton = pytest.mark.skipif(
     not (interpreting() or torch.cuda.is_available()), reason="Triton has neither a GPU nor its interpreter"

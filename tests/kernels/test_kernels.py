@@ -16,7 +16,8 @@ from fmicl import kernels
 from fmicl.kernels import Kernel, PairFunction, reference, tiled
 from fmicl.kernels.columns import World
 from fmicl.kernels.contract import Normaliser
-from fmicl.kernels.triton import TritonBackend, interpreting
+from fmicl.kernels.triton import TritonBackend
+from fmicl.utils.triton import interpreting
 from pair_functions import FUNCTIONS
 from two_views import F64, NAMES
 from unit_rows import needs_triton, rows
@@ -83,7 +84,7 @@ class TestPairs:
         monkeypatch.setattr("fmicl.kernels.triton._SIDE", 256)
         monkeypatch.setattr("fmicl.kernels.triton._FEW", few)
         if few == 0:  # a GPU that large tiles would leave idle
-            monkeypatch.setattr("fmicl.kernels.triton.processors", lambda _: 132)
+            monkeypatch.setattr("fmicl.kernels.triton.multiprocessors", lambda _: 132)
         backend, function = TritonBackend(fast), FUNCTIONS["vlc"]
         x, other = rows(n, d), rows(n + 3, d, 1)
         tolerance = 1e-2 if fast else 2e-5

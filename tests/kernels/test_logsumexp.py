@@ -11,7 +11,8 @@ import fmicl
 from fmicl import kernels
 from fmicl.kernels import Kernel, reference, tiled
 from fmicl.kernels.contract import Normaliser
-from fmicl.kernels.triton import TritonBackend, interpreting
+from fmicl.kernels.triton import TritonBackend
+from fmicl.utils.triton import interpreting
 from unit_rows import needs_triton, rows
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import fmicl
 from fmicl import functional
 from fmicl.kernels import Kernel, Precision
-from fmicl.kernels.triton import interpreting
+from fmicl.utils.triton import interpreting
 from two_views import NAMES, batch, queue
 
 LOSSES: dict[str, Callable[[], torch.nn.Module]] = {

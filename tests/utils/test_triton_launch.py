@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from fmicl.utils.triton import compile_together, launch
+from fmicl.utils.triton import compile_in_parallel, launch
 
 
 class Program:
@@ -41,7 +41,7 @@ def test_a_program_is_started_or_compiled() -> None:
     program, x = Program(), torch.zeros(32)
     launch(program, (3,))(x, 5, BLOCK=16)
     assert program.started == [((3,), (x, 5), {"BLOCK": 16})]
-    with compile_together():
+    with compile_in_parallel():
         launch(program, (4,))(x, 5, BLOCK=16)
     assert program.compiled == [((4,), (x, 5), {"BLOCK": 16})]
     assert (len(program.started), program.loaded) == (1, 1)
@@ -52,7 +52,7 @@ def test_a_program_is_started_or_compiled() -> None:
 def test_each_kind_is_compiled_once() -> None:
     program = Program()
     aligned, other, half = torch.zeros(32), torch.zeros(32)[1:], torch.zeros(32, dtype=torch.float16)
-    with compile_together():
+    with compile_in_parallel():
         for tensor in (aligned, torch.zeros(48), other, half):
             for number in (1, 16, 32, 5, 7):
                 for block in (16, 32):
@@ -64,7 +64,7 @@ def test_each_kind_is_compiled_once() -> None:
 def test_programs_are_compiled_side_by_side() -> None:
     programs = [Program(takes=0.3) for _ in range(5)]
     began = time.monotonic()
-    with compile_together():
+    with compile_in_parallel():
         for program in programs:
             launch(program, (1,))(torch.zeros(4))
     assert [len(program.compiled) for program in programs] == [1] * 5
@@ -73,7 +73,7 @@ def test_programs_are_compiled_side_by_side() -> None:
 
 def test_what_can_not_be_compiled_says_so_when_it_is_started() -> None:
     broken, sound = Program(error=ValueError("too many registers")), Program()
-    with compile_together():
+    with compile_in_parallel():
         launch(broken, (1,))(1)
         launch(sound, (1,))(1)
     assert len(sound.compiled) == 1
@@ -85,7 +85,7 @@ def test_an_error_in_the_trial_leaves_programs_to_be_started() -> None:
     program = Program()
 
     def trial() -> None:
-        with compile_together():
+        with compile_in_parallel():
             launch(program, (1,))(1)
             raise RuntimeError("of the trial")
 

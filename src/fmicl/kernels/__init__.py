@@ -16,7 +16,6 @@ CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment, for the matrix products of t
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from typing import Literal, cast
 
@@ -28,6 +27,7 @@ from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differen
 from fmicl.kernels.contract import Backend, PairFunction, Square
 from fmicl.kernels.partners import apart
 from fmicl.utils.numerics import widened
+from fmicl.utils.triton import interpreting, triton_runs_on
 
 __all__ = [
     "Kernel",
@@ -44,7 +44,6 @@ __all__ = [
     "require_kernel",
     "row_logsumexp",
     "sphere_suits",
-    "triton_runs_on",
     "world_of",
 ]
 
@@ -169,8 +168,6 @@ def sphere_suits(x: Tensor, y: Tensor, kernel: Kernel) -> bool:
         return True
     if kernel != "triton" or importlib.util.find_spec("triton") is None:
         return False
-    from fmicl.kernels.triton import interpreting
-
     return interpreting()
 
 
@@ -197,7 +194,7 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
         return _TILED
     if importlib.util.find_spec("triton") is None:
         raise ValueError("kernel='triton' needs the package triton, which is not installed; kernel='auto' does without")
-    from fmicl.kernels.triton import TritonBackend, interpreting
+    from fmicl.kernels.triton import TritonBackend
 
     if x.device.type != "cuda" and not interpreting():
         raise ValueError(
@@ -206,19 +203,6 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     if x.dtype == torch.float64:
         raise ValueError("kernel='triton' computes in float32; for float64 take kernel='tiled' or 'reference'")
     return TritonBackend(fast)
-
-
-@functools.cache
-def triton_runs_on(device: torch.device) -> bool:
-    """Whether Triton is there and the device is a CUDA GPU that has bfloat16 and TF32.
-
-    Example:
-        >>> triton_runs_on(torch.device("cpu"))
-        False
-    """
-    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _triton_suits(x: Tensor, function: PairFunction | None, fast: bool) -> bool:

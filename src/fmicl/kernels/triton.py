@@ -5,9 +5,7 @@ Nothing here adds atomically: every output has one owner, so the same input give
 
 from __future__ import annotations
 
-import functools
 import itertools
-import os
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,19 +16,14 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fmicl.kernels import device
 from fmicl.kernels.contract import Normaliser, PairFunction
 from fmicl.kernels.lowering import LOG2E, Lowered, lower
-from fmicl.utils.triton import launch
+from fmicl.utils.triton import interpreting, launch, multiprocessors
 
-__all__ = ["TritonBackend", "interpreting"]
+__all__ = ["TritonBackend"]
 
 _NO_SKIP = 2**30  # no column is that far from its row
 _FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor
 _FEW = 1024  # rows, of which small tiles keep more of the GPU busy
 _SIDE = 5632  # of the tile whose slopes are written: 60 MiB in bfloat16, about the L2 cache of a large GPU
-
-
-def interpreting() -> bool:
-    """Whether Triton runs its programs on the CPU, for tests."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 class _Shape(NamedTuple):
@@ -336,7 +329,7 @@ class TritonBackend:
             tiles = _blocks(tall, step.rows) + (_blocks(wide, step.rows) if two_sides else 0)
             # what is written for the first time needn't be zeros before
             row_fresh, column_fresh = (i == j, False) if symmetric else (j == 0, i == 0)
-            few = self.fast and tiles * _blocks(d, step.columns) < processors(x.device)
+            few = self.fast and tiles * _blocks(d, step.columns) < multiprocessors(x.device)
             across = 64 if few else step.columns
             launch(device.apply_weights, (tiles * _blocks(d, across),))(
                 read, read_transposed, _descriptor(x, step.depth, across), _descriptor(columns, step.depth, across),
@@ -354,14 +347,9 @@ def _descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [rows, columns])
 
 
-@functools.cache
-def processors(device: torch.device) -> int:
-    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, int]:
     """In how many parts the columns go, so that a small batch fills the GPU too; and the columns of each part."""
-    parts = max(1, min(processors(device) // blocks, _blocks(m, 4 * width), 16))
+    parts = max(1, min(multiprocessors(device) // blocks, _blocks(m, 4 * width), 16))
     share = _blocks(_blocks(m, parts), width) * width
     return _blocks(m, share), share
 

@@ -1,13 +1,15 @@
-"""Programs of Triton: started one by one, or compiled beforehand, all at once.
+"""Triton support: devices that Triton runs on, kernel launches and parallel compilation.
 
-Triton compiles a program when it is first started, which takes a second or so; a training step has some twenty of them.
-`compile_together` finds out which by a trial of the step in which none is started, and compiles them side by side.
+Triton compiles a kernel at its first launch, which takes about a second; a training step launches some twenty kernels.
+`compile_in_parallel` traces a step without launching anything and compiles all of its kernels in threads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
+import os
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -15,81 +17,111 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["compile_together", "launch"]
-
-_gathering: _Gathering | None = None  # for all threads: autograd has one of its own
+__all__ = ["can_launch", "compile_in_parallel", "interpreting", "launch", "multiprocessors", "triton_runs_on"]
 
 
-def launch(program: Any, grid: tuple[int, ...]) -> Callable[..., object]:
-    """What starts a program on a grid; inside `compile_together`, what has it compiled for the same arguments.
+@functools.cache
+def triton_runs_on(device: torch.device) -> bool:
+    """Whether Triton is installed and the device is a CUDA GPU with bfloat16 and TF32 (compute capability 8.0).
+
+    Example:
+        >>> triton_runs_on(torch.device("cpu"))
+        False
+    """
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def interpreting() -> bool:
+    """Whether Triton's interpreter is on, which runs kernels on the CPU for tests (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def can_launch(device: torch.device) -> bool:
+    """Whether kernels can be launched on tensors of this device: CUDA, or the CPU with Triton's interpreter."""
+    return device.type == "cuda" or (device.type == "cpu" and interpreting())
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Number of streaming multiprocessors of a GPU; 4 for the interpreter."""
+    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+_compilation: _Compilation | None = None  # global, not per thread: autograd runs backward in a thread of its own
+
+
+def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
+    """kernel[grid], which launches the kernel; inside `compile_in_parallel`, a function that only compiles it.
 
     Example:
         >>> launch({(2, 3): max}, (2, 3))(5, 7)
         7
     """
-    if _gathering is None:
-        started: Callable[..., object] = program[grid]
-        return started
-    return functools.partial(_gathering.add, program, grid)
+    if _compilation is None:
+        launcher: Callable[..., object] = kernel[grid]
+        return launcher
+    return functools.partial(_compilation.submit, kernel, grid)
 
 
 @contextlib.contextmanager
-def compile_together() -> Iterator[None]:
-    """Inside, programs are not started but compiled by threads beside; afterwards they are there.
+def compile_in_parallel() -> Iterator[None]:
+    """Compile kernels in threads instead of launching them; on exit all of them are compiled.
 
-    What they should have written is whatever was in memory. One that can't be compiled says so when it is started.
+    The kernels' outputs are left uninitialised. A kernel that fails to compile raises at its next launch, not here.
     """
-    global _gathering
-    gathering = _gathering = _Gathering()
+    global _compilation
+    compilation = _compilation = _Compilation()
     try:
         yield
     finally:
-        _gathering = None
-        gathering.wait()
+        _compilation = None
+        compilation.wait()
 
 
-class _Gathering:
-    """Programs under way to be compiled, each by a thread of its own: so none is compiled twice."""
+class _Compilation:
+    """Pending compilations, with one thread for each kernel so that no specialisation is compiled twice."""
 
     def __init__(self) -> None:
         self.threads: dict[int, ThreadPoolExecutor] = {}
-        self.known: set[Hashable] = set()
-        self.compiled: list[Future[None]] = []
+        self.submitted: set[Hashable] = set()
+        self.futures: list[Future[None]] = []
 
-    def add(self, program: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        """Have a program compiled, unless one like it is."""
-        key = (id(program), frozenset(options.items()), tuple(map(_kind, arguments)))
-        if key in self.known:
+    def submit(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        """Compile a kernel for these arguments, unless the same specialisation was submitted before."""
+        key = (id(kernel), frozenset(options.items()), tuple(map(_specialisation, arguments)))
+        if key in self.submitted:
             return
-        self.known.add(key)
-        thread = self.threads.get(id(program))
+        self.submitted.add(key)
+        thread = self.threads.get(id(kernel))
         if thread is None:
-            thread = self.threads[id(program)] = ThreadPoolExecutor(max_workers=1)
-        self.compiled.append(thread.submit(_compile, program, grid, arguments, options))
+            thread = self.threads[id(kernel)] = ThreadPoolExecutor(max_workers=1)
+        self.futures.append(thread.submit(_compile, kernel, grid, arguments, options))
 
     def wait(self) -> None:
-        """Until all is done."""
-        for future in self.compiled:
+        """Wait for all compilations."""
+        for future in self.futures:
             future.exception()
         for thread in self.threads.values():
             thread.shutdown()
 
 
-def _compile(program: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     tensor = next((argument for argument in arguments if isinstance(argument, Tensor)), None)
     if tensor is not None and tensor.is_cuda:
         torch.cuda.set_device(tensor.device)
-    compiled = program.warmup(*arguments, grid=grid, **options)
+    compiled = kernel.warmup(*arguments, grid=grid, **options)
     if hasattr(compiled, "_init_handles"):
-        compiled._init_handles()  # loads it, and compiles what starts it
+        compiled._init_handles()  # loads the binary and compiles the launcher
 
 
-def _kind(argument: Any) -> Hashable:
-    """What a program is compiled for: types, and whether a number is 1 or a multiple of 16."""
+def _specialisation(argument: Any) -> Hashable:
+    """What Triton specialises a kernel on: types, and whether a number is 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
         return argument == 1, argument % 16 == 0
-    if hasattr(argument, "block_shape"):  # a descriptor
+    if hasattr(argument, "block_shape"):  # a tensor descriptor
         return argument.base.dtype, tuple(argument.block_shape)
     return str(type(argument))

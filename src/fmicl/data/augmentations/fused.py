@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fmicl.data.augmentations.maker import ATTEMPTS, NUMBERS, centre_crop
 from fmicl.data.augmentations.views import Views
-from fmicl.utils.triton import launch
+from fmicl.utils.triton import launch, triton_runs_on
 
 __all__ = ["fused_views", "suits"]
 
@@ -23,8 +23,6 @@ def suits(views: Views, images: Tensor) -> bool:
         >>> suits(Views(size=32), torch.zeros(1, 3, 32, 32, dtype=torch.uint8))      # on the CPU
         False
     """
-    from fmicl.kernels import triton_runs_on
-
     small = max(*images.shape[2:], views.size) <= _LARGEST
     dense = images.is_contiguous()
     return small and dense and triton_runs_on(images.device) and images.shape[1] in (1, len(views.mean))

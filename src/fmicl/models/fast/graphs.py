@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fmicl.utils.triton import compile_together
+from fmicl.utils.triton import compile_in_parallel
 
 __all__ = ["Recorded", "record"]
 
@@ -101,6 +101,6 @@ def uncollected() -> Iterator[None]:
 
 def _compile(whole: nn.Module, samples: tuple[Tensor, ...]) -> None:
     """Compile the step's programs by a trial. Nothing of it may be left: a node of autograd belongs to one stream."""
-    with contextlib.suppress(Exception), compile_together():  # what is wrong with the step, recording will tell
+    with contextlib.suppress(Exception), compile_in_parallel():  # what is wrong with the step, recording will tell
         trained = [parameter for parameter in whole.parameters() if parameter.requires_grad]
         torch.autograd.grad(whole(*samples)[0], trained, allow_unused=True)

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.models.fast.known import on_gpu, plain_norm
+from fmicl.models.fast.known import plain_norm
 from fmicl.models.fast.narrow import narrow
+from fmicl.utils.triton import can_launch
 
 __all__ = ["speed_up_head"]
 
@@ -37,7 +38,7 @@ def _pair(head: nn.Sequential, place: int) -> bool:
 
 
 def _forward(head: nn.Sequential, usual: Any, x: Tensor) -> Tensor:
-    if not (head.training and on_gpu(x)):
+    if not (head.training and can_launch(x.device)):
         result: Tensor = usual(x)
         return result
     from fmicl.models.fast.norm import normalise

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.models.norms import PastNorm
 
-__all__ = ["on_gpu", "plain_norm"]
-
-
-def on_gpu(x: Tensor) -> bool:
-    """Whether Triton's programs run where a tensor is: on a GPU, or in its interpreter."""
-    if x.device.type == "cuda":
-        return True
-    from fmicl.kernels.triton import interpreting
-
-    return interpreting() and x.device.type == "cpu"
+__all__ = ["plain_norm"]
 
 
 def plain_norm(norm: object) -> bool:

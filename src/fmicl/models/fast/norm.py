@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fmicl.kernels.triton import processors
 from fmicl.models.fast import norm_device as device
 from fmicl.models.norms import PastNorm
-from fmicl.utils.triton import launch
+from fmicl.utils.triton import launch, multiprocessors
 
 __all__ = ["normalise"]
 
@@ -176,7 +175,7 @@ def _block(c: int) -> int:
 
 def _chunks(m: int, c: int, block: int, place: torch.device, on_each: int) -> tuple[int, int]:
     """Rows that one program adds up, whole tiles of them, and how many such chunks there are."""
-    programs = max(1, on_each * processors(place) // -(-c // block))
+    programs = max(1, on_each * multiprocessors(place) // -(-c // block))
     chunk = -(-m // (programs * _SUMMED)) * _SUMMED
     return chunk, -(-m // chunk)
 

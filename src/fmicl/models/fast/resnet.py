@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.models.fast.known import on_gpu, plain_norm
+from fmicl.models.fast.known import plain_norm
 from fmicl.models.fast.narrow import narrow
+from fmicl.utils.triton import can_launch
 
 __all__ = ["speed_up", "suits"]
 
@@ -53,7 +54,7 @@ def speed_up(model: nn.Module) -> None:
 
 def _forward(model: Any, usual: Any, images: Tensor) -> Tensor:
     # A part in evaluation mode, a frozen normalisation, say, goes by its running statistics.
-    if not (on_gpu(images) and all(module.training for module in model.modules())):
+    if not (can_launch(images.device) and all(module.training for module in model.modules())):
         result: Tensor = usual(images)
         return result
     from fmicl.models.fast.norm import normalise

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.kernels.triton import processors
 from fmicl.models.fast import stem_device as device
-from fmicl.utils.triton import launch
+from fmicl.utils.triton import launch, multiprocessors
 
 __all__ = ["convolve_images", "suits_stem"]
 
@@ -82,7 +81,7 @@ class _Convolve(torch.autograd.Function):
         outputs, _, kernel, _ = weight.shape
         gradient = gradients[0].to(images.dtype).contiguous(memory_format=torch.channels_last)
         m = n * out[0] * out[1]
-        chunk = max(128, -(-m // (4 * processors(images.device))))
+        chunk = max(128, -(-m // (4 * multiprocessors(images.device))))
         parts = -(-m // chunk)
         partial = torch.empty(parts, depth, outputs, dtype=torch.float32, device=images.device)
         launch(device.weight_gradient, (parts, -(-outputs // block)))(

@@ -73,6 +73,8 @@ def field_words(kind: type) -> dict[str, str]:
     """What a dataclass and those it inherits from say of their fields: a string after it, or a line under ``Args:``."""
     found = {}
     for part in reversed(kind.__mro__[:-1]):
+        declared = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+        found |= {field.name: field.metadata["help"] for field in declared if "help" in field.metadata}
         documented = re.search(r"\n *Args:\n(.*?)(?:\n\n|\Z)", part.__doc__ or "", re.DOTALL)
         if documented:
             for name, words in re.findall(r"^ +(\w+): (.*(?:\n {9,}.*)*)", documented[1], re.MULTILINE):

@@ -31,7 +31,7 @@ from fmicl.data import (
 from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
 from fmicl.evaluation.probes import extract_features, knn_accuracy, linear_probe
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
-from fmicl.runs.folder import COPY_IT, Run, open_run, read_fingerprint, read_recipe
+from fmicl.runs.folder import COPY_IT, Run, exclude_runs, open_run, read_fingerprint, read_recipe
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import check_writable, keep_old, write_json, write_whole
 
@@ -163,6 +163,7 @@ def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Spl
             seed=recipe.seed,
             memory_limit=round(recipe.memory_gib * 2**30),
             checksum=recipe.checksum,
+            exclude=exclude_runs,
         )
     if splits.skipped and say is not None:
         say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")

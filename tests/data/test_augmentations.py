@@ -10,13 +10,10 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from fmicl.data.augmentations import (
+from fmicl.data.augmentations.maker import ViewMaker, ViewParameters, crop_boxes
+from fmicl.data.augmentations.operations import (
     CropBoxes,
-    ViewMaker,
-    ViewParameters,
-    Views,
     colour_jitter,
-    crop_boxes,
     crop_resize,
     gaussian_blur,
     normalise,
@@ -24,6 +21,7 @@ from fmicl.data.augmentations import (
     solarise,
     to_grey,
 )
+from fmicl.data.augmentations.views import SecondViewOptions, Views
 
 ONE_LEVEL = 1.0 + 1e-3
 N = 24
@@ -296,19 +294,19 @@ def test_views_compile_as_one_graph() -> None:
     torch.testing.assert_close(compiled(images, uniforms), both(images, uniforms))
 
 
-def test_settings_need_no_torch() -> None:
-    code = "import sys, fmicl.data.augmentations.views; raise SystemExit('torch' in sys.modules)"
-    stub = "import sys, types; m = types.ModuleType('fmicl'); m.__path__ = [{!r}]; sys.modules['fmicl'] = m; "
-    import fmicl
-
-    command = stub.format(next(iter(fmicl.__path__))) + code
-    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == 0
+def test_options_of_data_need_no_torch() -> None:
+    code = (
+        "import sys, fmicl.data.augmentations.views, fmicl.data.images.options, fmicl.data.text.options; "
+        "raise SystemExit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("size", 1),
+        ("size", 8.5),
         ("flip", -0.1),
         ("brightness", -1.0),
         ("hue", 0.6),
@@ -319,6 +317,12 @@ def test_settings_need_no_torch() -> None:
         ("std", (1.0, 0.0, 1.0)),
     ],
 )
-def test_settings_out_of_range_are_named(name: str, value: object) -> None:
+def test_options_out_of_range_are_named(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         Views(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["second_blur", "second_solarise"])
+def test_options_of_the_second_view_are_probabilities(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.*1.5"):
+        SecondViewOptions(**{name: 1.5})

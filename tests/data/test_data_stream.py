@@ -22,8 +22,8 @@ from fmicl.data import (
     pictures,
     plain_batches,
 )
-from fmicl.data.augmentations import ViewMaker, Views, crop_boxes
-from fmicl.data.augmentations.maker import CROP_UNIFORMS
+from fmicl.data.augmentations.maker import CROP_UNIFORMS, ViewMaker, crop_boxes
+from fmicl.data.augmentations.views import Views
 from fmicl.data.images.decode import decode, to_tensor
 from fmicl.data.images.stream import generator_of
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fmicl.data import ArraySamples
-from fmicl.data.augmentations import ViewMaker
 from fmicl.data.augmentations.fused import fused_views, suits
+from fmicl.data.augmentations.maker import ViewMaker
 from fmicl.data.augmentations.views import Views
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,6 +14,7 @@ from fmicl.cli import main as cli
 from fmicl.config.recipes import Recipe
 from fmicl.data import find_images, load_images
 from fmicl.data.images import decode
+from fmicl.runs.folder import exclude_runs
 from fmicl.training.image_evaluation import load_splits
 from fmicl.training.pipeline import train
 from fmicl.utils import machine
@@ -37,8 +38,8 @@ def test_figures_of_runs_are_no_data_and_no_class(tmp_path: Path, beside: str) -
     make_run(tmp_path / "alone", beside)
     write_image(tmp_path / "sweeps" / "images-001" / "run" / "figures" / "loss.png")
     (tmp_path / "sweeps" / "images-001" / "sweep.json").write_text("{}")
-    with pytest.warns(UserWarning, match="not looked into and are skipped: .*runs: holds 2 runs of fmicl"):
-        splits = load_images("images", tmp_path, size=32)
+    with pytest.warns(UserWarning, match="not looked into and are skipped: .*runs: holds 2 fmicl runs"):
+        splits = load_images("images", tmp_path, size=32, exclude=exclude_runs)
     assert splits.classes == ("cat", "dog")
     assert len(splits.pretrain) + len(splits.test or ()) == 8
     names = [x.path.relative_to(tmp_path).as_posix() for x in splits.left_out]
@@ -53,26 +54,26 @@ def test_a_run_among_a_classs_images_is_left_out_and_the_class_is_not(tmp_path: 
     write_image(tmp_path / "dogs" / "small" / "old" / "0.png")
     make_run(tmp_path / "dogs" / "small" / "run3", "metrics.csv")  # beside a folder of images, not beside images
     with pytest.warns(UserWarning, match="not looked into and are skipped"):
-        samples, left_out = find_images(tmp_path)
+        samples, left_out = find_images(tmp_path, exclude=exclude_runs)
     assert len(samples) == 9
     assert {x.path.relative_to(tmp_path).as_posix(): x.reason for x in left_out} == {
-        "cats/run1": "holds a run of fmicl", "cats/run2": "holds a run of fmicl",
-        "dogs/runs": "holds 2 runs of fmicl", "dogs/small/run3": "holds a run of fmicl",
+        "cats/run1": "excluded (fmicl run)", "cats/run2": "excluded (fmicl run)",
+        "dogs/runs": "holds 2 fmicl runs", "dogs/small/run3": "excluded (fmicl run)",
     }  # fmt: skip
 
 
 def test_settings_alone_make_no_run(tmp_path: Path) -> None:
     make_run(tmp_path / "camera")
     write_image(tmp_path / "a.png")
-    samples, left_out = find_images(tmp_path)
+    samples, left_out = find_images(tmp_path, exclude=exclude_runs)
     assert (len(samples), left_out) == (2, ())
 
 
 def test_a_run_that_is_named_itself_is_looked_into(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "metrics.csv")
-    assert len(find_images(tmp_path / "run")[0]) == 1
-    with pytest.raises(FileNotFoundError, match=r"no images in .* left out: .*run: holds a run of fmicl"):
-        find_images(tmp_path)
+    assert len(find_images(tmp_path / "run", exclude=exclude_runs)[0]) == 1
+    with pytest.raises(FileNotFoundError, match=r"no images in .* left out: .*run: excluded \(fmicl run\)"):
+        find_images(tmp_path, exclude=exclude_runs)
 
 
 def test_training_in_the_photo_folder_twice(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
@@ -86,10 +87,10 @@ def test_training_in_the_photo_folder_twice(tmp_path: Path, monkeypatch: Any, ca
     assert list((first.path / "figures").glob("*.png"))
     capsys.readouterr()
     assert len(load_splits(recipe, print).pretrain) == 4
-    assert capsys.readouterr().out == "warning: folders in . are left out: runs: holds a run of fmicl\n"
+    assert capsys.readouterr().out == "warning: folders in . are left out: runs: holds 1 fmicl run\n"
     assert cli.main(["embed", str(first.path), ".", "-o", "x.csv", "--workers", "0", "--device", "cpu"]) == 0
     said = capsys.readouterr()
-    assert (said.out, said.err) == ("4 images -> x.csv\n", "left out: runs: holds a run of fmicl\n")
+    assert (said.out, said.err) == ("4 images -> x.csv\n", "left out: runs: holds 1 fmicl run\n")
 
 
 def closed_to(name: str, scandir: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,9 +107,9 @@ def test_folders_that_cannot_be_entered_are_named(tmp_path: Path, monkeypatch: A
     monkeypatch.setattr(os, "scandir", closed_to("private", os.scandir))  # root may enter all that chmod closes
     splits = load_splits(Recipe(dataset="images", data_dir=tmp_path), print)
     assert splits.classes == ("cat", "dog")
-    assert "private: can't be entered (Permission denied)" in capsys.readouterr().out
-    with pytest.warns(UserWarning, match="can't be entered"):
-        assert "can't be entered" in find_images(tmp_path)[1][0].reason
+    assert "private: can't be opened (Permission denied)" in capsys.readouterr().out
+    with pytest.warns(UserWarning, match="can't be opened"):
+        assert "can't be opened" in find_images(tmp_path)[1][0].reason
 
 
 def test_no_more_threads_than_this_process_has_processors(monkeypatch: pytest.MonkeyPatch) -> None:

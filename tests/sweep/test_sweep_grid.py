@@ -120,7 +120,7 @@ def test_another_kind_of_recipe_will_do() -> None:
     ("options", "words"),
     [
         ("--epochs 2 0", "epochs must be positive, but it is 0"),
-        ("--flip 0.5 2", "flip is a probability"),
+        ("--flip 0.5 2", "flip must lie in [0, 1]"),
         ("--seed 0 1 0", "--seed has 0 twice"),
         ("--divergence", "--divergence needs at least one value"),
         ("--divergence kl kll", "did you mean 'kl'"),

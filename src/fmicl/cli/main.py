@@ -27,6 +27,7 @@ from fmicl.config.fields import field_words
 from fmicl.config.recipes import RECIPES, Entry, Recipe, no_recipe
 from fmicl.config.settings import Settings
 from fmicl.config.text_recipes import TEXT_RECIPES, TextRecipe
+from fmicl.data.augmentations.views import Views
 from fmicl.sweep.grid import SweepOptions, grid_class, grid_of, spell_out_flags
 from fmicl.utils.output import outliving_readers, to_nowhere
 
@@ -111,7 +112,7 @@ def _flow(*kinds: Any) -> None:
                 kind.__annotations__[name] = Annotated[hints[name], tyro.conf.arg(help=words[name])]
 
 
-_flow(Recipe, TextRecipe, Evaluate, Embed, SweepOptions)
+_flow(Recipe, TextRecipe, Views, Evaluate, Embed, SweepOptions)
 
 _ENTRIES: list[tuple[Any, Entry[Settings]]] = [
     *((Train, entry) for entry in RECIPES.values()),

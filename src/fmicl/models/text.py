@@ -16,6 +16,7 @@ import stat
 import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.data import padded_width
+from fmicl.utils.options import check_fields, option, require_positive_fields
 from fmicl.utils.validation import Pooling, TokenPooling
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SentenceEncoder",
+    "SentenceEncoderOptions",
     "Tokenizer",
     "build_sentence_encoder",
     "makes_views",
@@ -43,6 +46,38 @@ __all__ = [
 ]
 
 _TOO_LONG = 10**6  # tokenizers without a limit name an astronomic one
+
+
+@dataclass(frozen=True)
+class SentenceEncoderOptions:
+    """Which sentence encoder to train, and how many tokens it reads.
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    model: str = option(
+        "bert-base-uncased",
+        "Any Hugging Face encoder: a name on the hub, a folder that save_pretrained wrote, or a run on sentences.",
+    )
+    pooling: Pooling = option(
+        "cls_mlp",
+        "Sentence vector: the first token's (cls), the same with an MLP that is dropped after training (cls_mlp, as "
+        "in SimCSE), or the mean over tokens.",
+    )
+    length: int = option(32, "Tokens of a sentence in training, special tokens included; longer ones are truncated.")
+    encode_length: int | None = option(
+        None,
+        "Tokens of a sentence in evaluation and in the exported model (None: as many as the model takes, as in "
+        "SimCSE's evaluation).",
+    )
+    hidden: int = option(2048, "Width of mocov3's predictor.")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_positive_fields(self, "hidden", *([] if self.encode_length is None else ["encode_length"]))
+        if self.length < 3:
+            raise ValueError(f"length must be at least 3, two special tokens and one other, but it is {self.length}")
 
 
 class SentenceEncoder(nn.Module):

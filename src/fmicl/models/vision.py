@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -16,9 +17,51 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.models.norms import evaluating
+from fmicl.utils.options import check_fields, option, require_positive_fields
 
 SMALL_IMAGE = 64
 """Up to this side, in pixels, a ResNet takes the CIFAR stem by itself."""
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """Which image encoder to train.
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    encoder: str = option("resnet18", "Any timm model, such as resnet50 or vit_small_patch16_224, or small_conv.")
+    stem: Literal["auto", "small", "standard"] = option(
+        "auto",
+        "Stem of a ResNet: small is a 3x3 convolution with stride 1 and no max-pooling (CIFAR), which auto takes for "
+        "images of up to 64 pixels.",
+    )
+    depth: int | None = option(None, "Blocks of a vision transformer (None: as its name says).")
+    stable_vit: bool = option(
+        True, "Stabilise a vision transformer as MoCo v3 does: frozen patch projection, fixed sine-cosine positions."
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.depth is not None:
+            require_positive_fields(self, "depth")
+
+
+@dataclass(frozen=True)
+class ImageHeadOptions:
+    """Widths of the projection head.
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    hidden: int = option(2048, "Width of the hidden layers of the projection, prediction and rotation heads.")
+    dim: int = option(512, "Dimension d of the embeddings.")
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_positive_fields(self, "hidden", "dim")
 
 
 class SmallConv(nn.Module):

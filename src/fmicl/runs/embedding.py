@@ -16,7 +16,7 @@ from fmicl.evaluation.probes import extract_features
 from fmicl.runs.export import EncoderConfig, load_encoder
 from fmicl.utils.files import check_new, write_whole
 from fmicl.training.image_evaluation import images_at_once
-from fmicl.runs.folder import open_run
+from fmicl.runs.folder import exclude_runs, open_run
 from fmicl.utils.device import pick_device
 
 FORMATS = (".parquet", ".npz", ".csv")
@@ -71,7 +71,7 @@ def embed_folder(
     encoder = load_encoder(run).to(target)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are returned
-        samples, skipped = find_images(folder)
+        samples, skipped = find_images(folder, exclude=exclude_runs)
     _check_padding(output, [str(path.relative_to(folder)) for path in samples.paths])
     broken: list[Skipped] = []
     batches = plain_batches(

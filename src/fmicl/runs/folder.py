@@ -9,6 +9,7 @@ run folder itself one of sentence-transformers.
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -185,6 +186,20 @@ def open_run(path: Path | str) -> Run:
     if not run.settings.exists():
         raise FileNotFoundError(f"{run.path} is not a run folder of `fmicl train`: it has no settings.json")
     return run
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder is that of a run or of a sweep, by the files in it."""
+    if os.path.isfile(path / "sweep.json"):
+        return True
+    run = Run(path)
+    beside = os.path.isfile(run.metrics) or os.path.isfile(run.encoder_config) or os.path.isdir(run.checkpoint.parent)
+    return beside and os.path.isfile(run.settings)
+
+
+def exclude_runs(path: Path) -> str | None:
+    """For the search of image files: the figures of runs, which may lie below a data folder, are no data."""
+    return "fmicl run" if is_run_folder(path) else None
 
 
 def remove_halves(run: Run) -> None:

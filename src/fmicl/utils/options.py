@@ -19,6 +19,7 @@ __all__ = [
     "MISSING",
     "Option",
     "Role",
+    "check_fields",
     "check_types",
     "option",
     "options_of",
@@ -36,7 +37,7 @@ A resumed run may change all but "compute". A run's identity (its hash) consists
 MISSING = dataclasses.MISSING
 
 
-def option(default: Any, help: str, *, role: Role = "compute") -> Any:  # noqa: A002 (argparse's name)
+def option(default: Any, help: str, *, role: Role = "compute") -> Any:
     """Declare a field of an options dataclass.
 
     Args:
@@ -104,6 +105,17 @@ def check_types(name: str, value: Any, hint: Any) -> None:
     words = [word for choice in choices for word in _words(choice)]
     expected = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
     raise ValueError(f"{name} must be {expected}, but it is {value!r}")
+
+
+def check_fields(options: Any) -> None:
+    """Apply :func:`check_types` to every option of an options dataclass.
+
+    Raises:
+        ValueError: with the option's name and what it takes.
+    """
+    kind: Any = type(options)
+    for each in options_of(kind):
+        check_types(each.name, getattr(options, each.name), each.type)
 
 
 def _choices(hint: Any) -> tuple[Any, ...] | None:

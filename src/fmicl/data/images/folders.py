@@ -31,7 +31,7 @@ from fmicl.data.images.samples import (
     listed,
     split_by_name,
 )
-from fmicl.data.images.walk import images_in, subfolders
+from fmicl.data.images.walk import Exclude, images_in, subfolders
 
 __all__ = ["find_images", "load_folder", "load_imagenet", "load_tinyimagenet"]
 
@@ -55,7 +55,7 @@ class _Listing:
     left_out: list[Skipped]
 
 
-def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
+def find_images(folder: Path | str, *, exclude: Exclude | None = None) -> tuple[FileSamples, tuple[Skipped, ...]]:
     """All readable images of a folder and the folders in it, sorted by path, without labels.
 
     Returns:
@@ -69,13 +69,13 @@ def find_images(folder: Path | str) -> tuple[FileSamples, tuple[Skipped, ...]]:
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
     left_out: list[Skipped] = []
-    paths = images_in(root, left_out)
+    paths = images_in(root, left_out, exclude)
     shapes, skipped = _look(paths)
     _report(root, skipped, len(paths), left_out)
     return FileSamples(tuple(shapes)), (*skipped, *left_out)
 
 
-def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
+def load_folder(data_dir: Path, *, size: int, memory_limit: int, exclude: Exclude | None = None) -> Splits:
     """Any folder of images, with or without labels.
 
     - At least two subfolders with images: each is a class (with whatever is further down in it), and about a tenth
@@ -90,6 +90,7 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
         data_dir: The folder.
         size: Side of the views that it will be used for.
         memory_limit: Bytes up to which the images are kept in memory, resized.
+        exclude: Which subfolders to leave out.
 
     Raises:
         FileNotFoundError: If there is no such folder, or no readable image in it.
@@ -99,9 +100,9 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
     folders = {f.name.lower(): f for f in subfolders(root)}
     evaluation = next((name for name in _EVALUATION if name in folders), None)
     if evaluation is not None and "train" in folders:
-        return _assemble(_given_split(root, folders["train"], folders[evaluation]), size, memory_limit)
+        return _assemble(_given_split(root, folders["train"], folders[evaluation], exclude), size, memory_limit)
     left_out: list[Skipped] = []
-    paths = images_in(root, left_out)
+    paths = images_in(root, left_out, exclude)
     names = sorted({p.relative_to(root).parts[0] for p in paths if p.parent != root})
     if len(names) < 2:
         listing = _Listing(root, paths, [-1] * len(paths), (), [], [], "none", left_out)
@@ -128,7 +129,7 @@ def load_folder(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
     return _assemble(listing, size, memory_limit)
 
 
-def load_imagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
+def load_imagenet(data_dir: Path, *, size: int, memory_limit: int, exclude: Exclude | None = None) -> Splits:
     """ImageNet as class folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``.
 
     Raises:
@@ -142,10 +143,10 @@ def load_imagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
                 f"no ImageNet in {data_dir}: {root / name} is missing. Both train/ and val/ are needed, with a "
                 f"folder for each class; ImageNet itself is to be had from https://image-net.org only."
             )
-    return _assemble(_given_split(root, root / "train", root / "val"), size, memory_limit)
+    return _assemble(_given_split(root, root / "train", root / "val", exclude), size, memory_limit)
 
 
-def load_tinyimagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits:
+def load_tinyimagenet(data_dir: Path, *, size: int, memory_limit: int, exclude: Exclude | None = None) -> Splits:
     """TinyImageNet as it comes: ``train/n01443537/images/*.JPEG``, ``val/images``, ``val/val_annotations.txt``.
 
     Classes are in the order of their WordNet names, and called by their first word in ``words.txt``.
@@ -165,7 +166,7 @@ def load_tinyimagenet(data_dir: Path, *, size: int, memory_limit: int) -> Splits
     paths, labels = [], []
     left_out: list[Skipped] = []
     for name in sorted(names):
-        found = images_in(root / "train" / name, left_out)
+        found = images_in(root / "train" / name, left_out, exclude)
         paths += found
         labels += [label[name]] * len(found)
     test_paths, test_labels = _tinyimagenet_annotations(root / "val", label, left_out)
@@ -203,12 +204,12 @@ def _words(path: Path) -> dict[str, str]:
     return {row[0]: row[1].split(",")[0].strip() for row in rows if len(row) > 1}
 
 
-def _given_split(root: Path, train: Path, test: Path) -> _Listing:
+def _given_split(root: Path, train: Path, test: Path, exclude: Exclude | None) -> _Listing:
     """Class folders in two places; those of the second are among those of the first."""
     found: list[tuple[list[Path], list[str]]] = []
     left_out: list[Skipped] = []
     for folder in (train, test):
-        paths = images_in(folder, left_out)
+        paths = images_in(folder, left_out, exclude)
         loose = next((p for p in paths if p.parent == folder), None)
         if loose is not None:
             raise ValueError(

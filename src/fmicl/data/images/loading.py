@@ -14,6 +14,7 @@ import torch
 from fmicl.data.images.binaries import load_cifar10, load_digits, load_stl10
 from fmicl.data.images.folders import load_folder, load_imagenet, load_tinyimagenet
 from fmicl.data.images.samples import Splits, lacking, split_by_name, stratified_split
+from fmicl.data.images.walk import Exclude
 from fmicl.utils.locks import one_at_a_time
 
 __all__ = ["DatasetInfo", "dataset_info", "list_datasets", "load_images", "named_folder"]
@@ -95,6 +96,7 @@ def load_images(
     seed: int = 0,
     memory_limit: int = 4 * 2**30,
     checksum: bool = True,
+    exclude: Exclude | None = None,
 ) -> Splits:
     """Load a data set, after checking that all of it is there.
 
@@ -115,6 +117,7 @@ def load_images(
         seed: Which samples are held out for validation. The test splits don't depend on it.
         memory_limit: Bytes up to which a folder of images is held in memory.
         checksum: Check the official MD5 sums. Switch it off to use a part of CIFAR-10 or STL-10 in their own form.
+        exclude: Subfolders that hold no images to train on: given a folder, returns what it is, or None.
 
     Raises:
         FileNotFoundError: If a file or folder is missing; the message says which one and what to do.
@@ -139,7 +142,7 @@ def load_images(
         raise FileNotFoundError(f"there is no folder {root}: say where the data is with --data-dir")
     if info.folder:
         load = {"imagenet": load_imagenet, "images": load_folder, "tinyimagenet": load_tinyimagenet}[name]
-        splits = load(root, size=size, memory_limit=memory_limit)
+        splits = load(root, size=size, memory_limit=memory_limit, exclude=exclude)
     else:
         read = {"cifar10": load_cifar10, "stl10": load_stl10}[name]
         with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from fmicl.data.augmentations import CropBoxes, crop_resize, normalise, to_grey
+from fmicl.data.augmentations.operations import CropBoxes, crop_resize, normalise, to_grey
 from fmicl.data.images.decode import resize_centre, resize_square, stored_side, to_tensor
 from fmicl.data.images.reading import Files, load, undecodable, why
 from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped

@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fmicl.data.augmentations import ViewMaker, crop_boxes
 from fmicl.data.augmentations.fused import fused_views, suits
-from fmicl.data.augmentations.maker import CROP_UNIFORMS
+from fmicl.data.augmentations.maker import CROP_UNIFORMS, ViewMaker, crop_boxes
 from fmicl.data.augmentations.views import Views
 from fmicl.data.images.decode import to_tensor
 from fmicl.data.images.reading import Files, load, why

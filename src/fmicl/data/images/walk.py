@@ -1,15 +1,19 @@
-"""Which image files a folder holds, and which of its subfolders are left out: those of runs, and closed ones."""
+"""Search for image files in a folder and its subfolders."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from fmicl.data.images.decode import EXTENSIONS
 from fmicl.data.images.samples import Skipped, listed
 
-__all__ = ["images_in", "subfolders"]
+__all__ = ["Exclude", "images_in", "subfolders"]
+
+Exclude = Callable[[Path], str | None]
+"""Which subfolders hold no data: what such a folder is, in the singular ("fmicl run"), or None to search it."""
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -22,14 +26,15 @@ def subfolders(folder: Path) -> list[Path]:
     return sorted(f for f in folder.iterdir() if f.is_dir() and not _hidden(f.name))
 
 
-def images_in(folder: Path, left_out: list[Skipped]) -> list[Path]:
+def images_in(folder: Path, left_out: list[Skipped], exclude: Exclude | None = None) -> list[Path]:
     """All image files below a folder, sorted. Links are followed, but no folder is entered twice.
 
-    Folders of runs and sweeps are not entered: the figures in them are no data. The folder itself is, whatever it is.
+    Hidden files and folders are ignored.
 
     Args:
         folder: Where to look.
-        left_out: Subfolders that can't be entered, and those that hold runs, are added to this list.
+        left_out: Subfolders that can't be opened, and those that are excluded, are added to this list.
+        exclude: Which subfolders not to search; the folder itself is always searched.
 
     Raises:
         FileNotFoundError: If there is no such folder, or no image in it.
@@ -37,23 +42,23 @@ def images_in(folder: Path, left_out: list[Skipped]) -> list[Path]:
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> for name in ("a.jpg", "runs/images-001/metrics.csv", "runs/images-001/loss.png"):
+        >>> for name in ("a.jpg", "2024/b.png", "thumbnails/c.png"):
         ...     (folder / name).parent.mkdir(parents=True, exist_ok=True)
         ...     (folder / name).touch()
-        >>> (folder / "runs" / "images-001" / "settings.json").touch()
         >>> left_out = []
-        >>> [path.name for path in images_in(folder, left_out)], left_out[0].reason
-        (['a.jpg'], 'holds a run of fmicl')
+        >>> paths = images_in(folder, left_out, lambda path: "cache" if path.name == "thumbnails" else None)
+        >>> [path.name for path in paths], left_out[0].reason
+        (['b.png', 'a.jpg'], 'excluded (cache)')
     """
     _check_there(folder)
     found: list[Path] = []
     closed: list[Skipped] = []
-    runs: dict[Path, list[Path]] = {}  # by the folder that they are in
-    entered = {folder}  # and all below it that have images, at whatever depth
+    excluded: dict[Path, dict[Path, str]] = {}  # by parent folder
+    with_images = {folder}  # folders with images in them, at whatever depth
     seen: set[str] = set()
 
     def note(error: OSError) -> None:
-        closed.append(Skipped(Path(error.filename), f"can't be entered ({error.strerror})"))
+        closed.append(Skipped(Path(error.filename), f"can't be opened ({error.strerror})"))
 
     for here, folders, files in os.walk(folder, onerror=note, followlinks=True):
         real = os.path.realpath(here)
@@ -61,16 +66,17 @@ def images_in(folder: Path, left_out: list[Skipped]) -> list[Path]:
             folders.clear()
             continue
         seen.add(real)
-        if Path(here) != folder and _holds_run(folders, files):
+        kind = exclude(Path(here)) if exclude is not None and Path(here) != folder else None
+        if kind is not None:
             folders.clear()
-            runs.setdefault(Path(here).parent, []).append(Path(here))
+            excluded.setdefault(Path(here).parent, {})[Path(here)] = kind
             continue
         folders[:] = [f for f in folders if not _hidden(f)]
         images = [Path(here, f) for f in files if not _hidden(f) and Path(f).suffix.lower() in EXTENSIONS]
         found += images
         if images:
-            entered |= {Path(here), *Path(here).parents}
-    gone = sorted([*closed, *_of_runs(runs, entered)], key=lambda x: x.path)
+            with_images |= {Path(here), *Path(here).parents}
+    gone = sorted([*closed, *_summarise(excluded, with_images)], key=lambda x: x.path)
     left_out += gone
     if not found:
         without = f". These folders are left out: {listed(gone)}" if gone else ""
@@ -84,21 +90,17 @@ def _check_there(folder: Path) -> None:
         raise FileNotFoundError(f"there is no folder {folder}: say where the images are with --data-dir")
 
 
-def _of_runs(runs: dict[Path, list[Path]], entered: set[Path]) -> list[Skipped]:
-    """One entry for a folder that has nothing but runs, and one for each run that lies among images."""
-    left: list[Skipped] = []
-    for parent, within in runs.items():
-        if parent in entered:
-            left += [Skipped(path, "holds a run of fmicl") for path in within]
+def _summarise(excluded: dict[Path, dict[Path, str]], with_images: set[Path]) -> list[Skipped]:
+    """One entry for a folder that has nothing but excluded ones, and one for each of those that lie among images."""
+    summary: list[Skipped] = []
+    for parent, kinds in excluded.items():
+        if parent in with_images:
+            summary += [Skipped(path, f"excluded ({kind})") for path, kind in kinds.items()]
         else:
-            left.append(Skipped(parent, f"holds {'a run' if len(within) == 1 else f'{len(within)} runs'} of fmicl"))
-    return left
-
-
-def _holds_run(folders: Sequence[str], files: Sequence[str]) -> bool:
-    """Whether these are the contents of a run (see :class:`fmicl.runs.folder.Run`), or of a sweep."""
-    beside = "metrics.csv" in files or "encoder.json" in files or "checkpoints" in folders
-    return "sweep.json" in files or ("settings.json" in files and beside)
+            counts = Counter(kinds.values())
+            held = " and ".join(f"{n} {kind}{'s' if n > 1 else ''}" for kind, n in counts.items())
+            summary.append(Skipped(parent, f"holds {held}"))
+    return summary
 
 
 def _hidden(name: str) -> bool:

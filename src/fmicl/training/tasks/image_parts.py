@@ -12,6 +12,7 @@ from fmicl.data import Splits, dataset_info, listed, load_images
 from fmicl.methods import Method, Rotation
 from fmicl.methods.rotation import RotationOptions
 from fmicl.models.vision import build_encoder, check_size
+from fmicl.runs.folder import exclude_runs
 
 __all__ = ["build_image_encoder", "build_image_method", "load_splits"]
 
@@ -80,6 +81,7 @@ def load_splits(settings: Settings, say: Callable[[str], None] = lambda _: None)
             seed=settings.seed,
             memory_limit=round(settings.memory_gib * 2**30),
             checksum=settings.checksum,
+            exclude=exclude_runs,
         )
     if splits.skipped:
         say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")

@@ -1,0 +1,55 @@
+"""Options of image data: which dataset, where it is, how it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmicl.utils.options import check_fields, option, require_at_least_zero
+
+__all__ = ["ImageDataOptions"]
+
+
+@dataclass(frozen=True)
+class ImageDataOptions:
+    """Which image dataset to load, and how.
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    dataset: str = option("images", "Name of the dataset, such as cifar10, or images for any folder of image files.")
+    data_dir: Path | None = option(None, "Folder of the dataset; digits needs none.", role="location")
+    download: bool = option(
+        False, "Download the dataset into --data-dir first, where torchvision offers it.", role="machine"
+    )
+    checksum: bool = option(
+        True, "Verify the MD5 checksums of CIFAR-10 and STL-10. Switch off to load a part of them.", role="machine"
+    )
+    memory_gib: float = option(
+        4.0,
+        "Keep a folder of images in memory if it takes at most this many GiB once resized; decode larger ones from "
+        "disk in every epoch.",
+        role="rounding",
+    )
+    validation: float = option(
+        0.0,
+        "Hold out this fraction of the labelled training data and evaluate on it instead of the test split, to tune "
+        "hyperparameters.",
+    )
+    workers: int = option(
+        8, "Worker processes that decode images, for data that doesn't fit into memory.", role="machine"
+    )
+    multiplicity: int = option(
+        2,
+        "Views of each sample in a batch, two or more. The loss is the mean over all pairs of them, and an epoch "
+        "takes proportionally longer.",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_at_least_zero(self, "memory_gib", "workers")
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"validation must lie in [0, 1), but it is {self.validation}")
+        if self.multiplicity < 2:
+            raise ValueError(f"multiplicity must be at least 2 views of each sample, but it is {self.multiplicity}")

@@ -1,0 +1,35 @@
+"""Options of text data: the file of sentences, the STS tasks, the cache of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fmicl.utils.options import check_fields, option, require_positive_fields
+
+__all__ = ["TextDataOptions"]
+
+
+@dataclass(frozen=True)
+class TextDataOptions:
+    """Where the sentences to train on and the STS tasks to evaluate on are.
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    data: Path | None = option(None, "Text file to train on: UTF-8, one sentence per line.", role="location")
+    sts: Path | None = option(
+        None,
+        "Folder of the STS tasks in SentEval's layout. STS-B dev then selects the checkpoint, and the seven test sets "
+        "are scored at the end.",
+        role="location",
+    )
+    sts_every: int = option(125, "Steps between two rows of metrics.csv and, with --sts, two scores on STS-B dev.")
+    cache_dir: Path | None = option(
+        None, "Folder of tokenised files (None: fmicl in $XDG_CACHE_HOME, or in ~/.cache).", role="machine"
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_positive_fields(self, "sts_every")

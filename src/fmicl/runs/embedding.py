@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.utils.validation import TokenPooling
 from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
 from fmicl.evaluation.probes import extract_features
 from fmicl.runs.export import EncoderConfig, load_encoder
-from fmicl.utils.files import check_new, write_whole
-from fmicl.training.image_evaluation import images_at_once
 from fmicl.runs.folder import open_run
+from fmicl.training.image_evaluation import images_at_once
 from fmicl.utils.device import pick_device
+from fmicl.utils.files import check_new, write_whole
+from fmicl.utils.validation import TokenPooling
 
 FORMATS = (".parquet", ".npz", ".csv")
 LARGEST_NAMES = 2**30

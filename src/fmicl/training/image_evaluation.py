@@ -31,7 +31,7 @@ from fmicl.data import (
 from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
 from fmicl.evaluation.probes import extract_features, knn_accuracy, linear_probe
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
-from fmicl.runs.folder import COPY_IT, Run, open_run, read_fingerprint, read_recipe
+from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run, read_fingerprint, read_recipe
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import check_writable, keep_old, write_json, write_whole
 
@@ -87,7 +87,7 @@ def evaluate_run(
         PermissionError: the results can't be written into the run folder.
     """
     run = open_run(run.path if isinstance(run, Run) else run)
-    check_writable(run.path, COPY_IT)
+    check_writable(run.path, READ_ONLY_HINT)
     recipe = read_recipe(run)[1]
     changes: dict[str, Any] = {
         "data_dir": data_dir, "workers": workers, "probe_views": probe_views, "download": False,

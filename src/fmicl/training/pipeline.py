@@ -28,14 +28,14 @@ from fmicl.methods import Method
 from fmicl.models.vision import settings_of
 from fmicl.runs.export import EncoderConfig, export
 from fmicl.runs.folder import (
-    COPY_IT,
+    READ_ONLY_HINT,
     Run,
-    check_place,
-    new_run,
-    old_run,
+    check_new_run,
+    create_run,
+    find_run,
     read_fingerprint,
     read_settings,
-    remove_halves,
+    remove_temporary_files,
     write_settings,
 )
 from fmicl.training.building import build_method, build_recipe_encoder, rotation_divergence
@@ -75,7 +75,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
     with quiet_lightning(), contextlib.ExitStack() as held:
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
         if processes.rank == 0 and not resume:
-            check_place(out)  # now, and not when the data has been read
+            check_new_run(out)  # now, and not when the data has been read
         check_batch(recipe, processes.world_size)
         torch.manual_seed(recipe.seed)  # the same weights on all processes, and in all runs with this seed
         build_objective(recipe)  # wrong settings are found before data is read and a folder made
@@ -83,7 +83,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         encoder = build_recipe_encoder(recipe)
         splits = load_splits(recipe, say if processes.rank == 0 else None)
         stream = _stream(recipe, splits, device, processes)
-        old = old_run(name, out) if resume else None
+        old = find_run(name, out) if resume else None
         changed = functools.partial(what_changed, splits=splits)
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
             check_same(old, recipe, changed)
@@ -191,12 +191,12 @@ def open_folder(
     elif old is not None and any(path.name != LOCK for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     if old is not None:
-        check_writable(old.path, COPY_IT)
-    run = old or new_run(name, out)
+        check_writable(old.path, READ_ONLY_HINT)
+    run = old or create_run(name, out)
     taken = f"another process is training in {run.path}: wait for it, end it first, or take another --out"
     with locked(run.path, taken):
         if run.settings.exists():
-            remove_halves(run)
+            remove_temporary_files(run)
         else:
             write_settings(run, name, recipe, device, data)
         try:

@@ -32,7 +32,7 @@ from fmicl.models.text import (
     sentence_head,
 )
 from fmicl.runs.export import plain_weights
-from fmicl.runs.folder import Run, check_place, old_run
+from fmicl.runs.folder import Run, check_new_run, find_run
 from fmicl.training.building import method_options, optimisation_of
 from fmicl.training.callbacks import COLUMNS, Guard, Recorder
 from fmicl.training.objectives import build_objective, collapse_advice
@@ -84,7 +84,7 @@ def train_text(
         device, processes = pick_device(recipe.device), resolve_processes(recipe)
         _require_packages()
         if processes.rank == 0 and not resume:
-            check_place(out)  # now, and not when the sentences have been read
+            check_new_run(out)  # now, and not when the sentences have been read
         check_batch(recipe, processes.world_size)
         build_objective(recipe)  # wrong settings are found before anything is read and a folder made
         LineReader(recipe.text)  # is it there, and text?
@@ -107,7 +107,7 @@ def train_text(
             fixed=device.type == "cuda",
         )
         data = {**sentences.fingerprint, "stsb_dev": None if dev is None else _digest(dev)}
-        old = old_run(name, out) if resume else None
+        old = find_run(name, out) if resume else None
         changed = functools.partial(text_changed, now=data)
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
             check_same(old, recipe, changed)

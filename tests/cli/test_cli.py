@@ -311,7 +311,7 @@ def test_the_table_says_how_many_images_were_held_out(
     tables.print_results(tmp_path)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"accuracy on the {f'{count} images of the ' if count else ''}held-out split, percent" in shown
-    few = "warning: 15 images are few: one more or less that is right makes 6.7 percent"
+    few = "warning: only 15 test images: each is 6.7 percent of the accuracy"
     assert shown.endswith(few) == (count == 15)
     assert ("warning" in shown) == (count == 15)
 

@@ -271,7 +271,7 @@ def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
     text = dataclasses.replace(TEXT_RECIPES["wikipedia"].recipe, data=Path("a.txt"), pooling="mean")
     for name, recipe in (("images", photos), ("wikipedia", text)):
         folder = tmp_path / "own" / name if named else None
-        run = runs.new_run(name, folder)
+        run = runs.create_run(name, folder)
         runs.write_settings(run, name, recipe, "cpu")
         options = ["--resume", *(["--out", str(folder)] if named else [])]
         command: Any = cli._parse(["train", name, *options])
@@ -293,7 +293,7 @@ def test_home_is_home_in_every_option(tmp_path: Path, monkeypatch: pytest.Monkey
     command = cli._parse(["embed", "~/run", "~", "-o", "~/x.csv"])
     assert (command.run, command.source, command.output) == (home / "run", home, home / "x.csv")
     assert cli._parse(["embed", "a~", "b/~/c", "-o", "x=y.csv"]).source == Path("b/~/c")
-    runs.write_settings(runs.new_run("digits", home / "run"), "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(runs.create_run("digits", home / "run"), "digits", RECIPES["digits"].recipe, "cpu")
     assert cli._parse(["train", "digits", "--resume", "--out", "~/run"]).out == home / "run"
 
 
@@ -311,7 +311,7 @@ def test_the_table_says_how_many_images_were_held_out(
     tables.print_results(tmp_path)
     shown = " ".join(capsys.readouterr().out.split())
     assert f"accuracy on the {f'{count} images of the ' if count else ''}held-out split, percent" in shown
-    few = "warning: 15 images are few: one more or less that is right makes 6.7 percent"
+    few = "warning: only 15 test images: each is 6.7 percent of the accuracy"
     assert shown.endswith(few) == (count == 15)
     assert ("warning" in shown) == (count == 15)
 

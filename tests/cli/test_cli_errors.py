@@ -14,7 +14,7 @@ from fmicl.sweep.launchers import OF_A_SWEEP
 
 
 def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = runs.new_run("digits", tmp_path / "run")
+    run = runs.create_run("digits", tmp_path / "run")
     runs.write_settings(run, "digits", RECIPES["digits"].recipe, "cpu")
     assert cli.main(["train", "cifar10", "--resume", "--out", str(run.path)]) == 2
     assert f"is a run of the recipe digits, not of cifar10: fmicl train digits --resume --out {run.path}" in (
@@ -61,7 +61,7 @@ def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runs.write_settings(runs.new_run("images"), "images", RECIPES["images"].recipe, "cpu")
+    runs.write_settings(runs.create_run("images"), "images", RECIPES["images"].recipe, "cpu")
     assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere"]) == 2
     assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
 
@@ -73,9 +73,9 @@ def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
         ("train digits --out FILE/run", "{}/FILE is a file, and no folder to write into: take another --out"),
         ("sweep digits --out RUN", "RUN holds a run, and no sweep: take another --out"),
         ("sweep digits --out FILE/sweep", "{}/FILE is a file, and no folder to write into: take another --out"),
-        ("train digits --out FILE --resume", "FILE is a file, not the folder of a run to resume"),
-        ("evaluate FILE", "FILE is a file, not the folder of a run"),
-        ("report FILE", "FILE is a file, not the folder of a run"),
+        ("train digits --out FILE --resume", "FILE is a file, not a run folder to resume"),
+        ("evaluate FILE", "FILE is a file, not a run folder"),
+        ("report FILE", "FILE is a file, not a run folder"),
         ("embed RUN one.jpg -o x.npz", "one.jpg is one image: name its folder, of which all images are embedded"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(
     monkeypatch.chdir(tmp_path)
     for name in ("FILE", "one.jpg"):
         (tmp_path / name).write_text("")
-    runs.write_settings(runs.new_run("digits", Path("RUN")), "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(runs.create_run("digits", Path("RUN")), "digits", RECIPES["digits"].recipe, "cpu")
     before = sorted(tmp_path.rglob("*"))
     assert cli.main(arguments.split()) == 2
     assert capsys.readouterr().err == f"fmicl: error: {words.format(tmp_path)}\n"
@@ -134,13 +134,13 @@ def test_wrong_input_is_one_message_and_exit_code_two(
     [
         (["train", "digits"], "take another --out"),
         (["train", "digits", "--out", "new/run"], "take another --out"),
-        (["train", "digits", "--out", "RUN", "--resume"], "copy it to where that is allowed"),
+        (["train", "digits", "--out", "RUN", "--resume"], "copy the run folder"),
         (["sweep", "digits"], "take another --out"),
         (["sweep", "digits", "--out", "new/sweep"], "take another --out"),
-        (["evaluate", "RUN"], "copy it to where that is allowed"),
-        (["evaluate", "RUN", "--sts", "STS"], "copy it to where that is allowed"),
+        (["evaluate", "RUN"], "copy the run folder"),
+        (["evaluate", "RUN", "--sts", "STS"], "copy the run folder"),
         (["evaluate", "MODEL", "--sts", "STS", "--json", "x.json"], "take another --json"),
-        (["report", "RUN"], "copy it to where that is allowed"),
+        (["report", "RUN"], "copy the run folder"),
         (["embed", "RUN", ".", "-o", "x.csv"], "take another -o"),
     ],
 )
@@ -152,12 +152,12 @@ def test_what_cannot_be_written_is_said_before_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runs.write_settings(runs.new_run("digits", tmp_path / "RUN"), "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(runs.create_run("digits", tmp_path / "RUN"), "digits", RECIPES["digits"].recipe, "cpu")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(
         "fmicl.utils.files.os.access", lambda *_: False
     )  # tests may be run by root, who may do anything
-    monkeypatch.setattr("fmicl.training.pipeline.new_run", None)  # nor is it said as late as that
+    monkeypatch.setattr("fmicl.training.pipeline.create_run", None)  # nor is it said as late as that
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("fmicl: error: there is no permission to write into /")
@@ -172,7 +172,7 @@ def test_a_folder_that_exists_is_refused_before_anything_is_read(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     assert cli.main(["train", *arguments.split(), "--out", "mine"]) == 2
-    assert capsys.readouterr().err.startswith("fmicl: error: mine exists, and a run never overwrites one")
+    assert capsys.readouterr().err.startswith("fmicl: error: mine exists, and a run never overwrites")
     assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
 
 

@@ -1,4 +1,4 @@
-"""The solver of the linear probe against closed forms, torch's own solver and the conditions of a minimum."""
+"""L-BFGS against closed forms, torch.optim.LBFGS and the conditions of a minimum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fmicl.evaluation import lbfgs as _lbfgs
+from fmicl.evaluation import lbfgs
 from fmicl.evaluation.lbfgs import minimise
 
 
@@ -33,9 +33,9 @@ def test_a_quadratic_is_solved(size: int, condition: float, seed: int) -> None:
         losses.append(float((point - target) @ gradient) / 2)
         return (point - target) @ gradient / 2, gradient
 
-    point, there = minimise(objective, torch.zeros(size, dtype=torch.float64), iterations=400)
-    assert there
-    # it also ends where the loss changes no more; the worst of all these cases have 5e-4 and 4.5e-6
+    point, converged = minimise(objective, torch.zeros(size, dtype=torch.float64), iterations=400)
+    assert converged
+    # it also stops when the loss no longer changes; the worst of these cases reach 5e-4 and 4.5e-6
     value, gradient = objective(point)
     assert float(gradient.abs().max()) < 1e-3
     assert float(value) < 1e-5
@@ -49,7 +49,7 @@ def logistic(seed: int) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("memory", [1, 3, 20])
-def test_torchs_own_solver_gets_no_lower(memory: int) -> None:
+def test_torch_optim_lbfgs_finds_no_lower_loss(memory: int) -> None:
     x, y = logistic(0)
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +57,8 @@ def test_torchs_own_solver_gets_no_lower(memory: int) -> None:
         loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, y) + 5e-3 * point.square().sum()
         return loss, x.T @ (logits.sigmoid() - y) / len(x) + 1e-2 * point
 
-    point, there = minimise(objective, torch.zeros(8), iterations=500, memory=memory)
-    assert there
+    point, converged = minimise(objective, torch.zeros(8), iterations=500, memory=memory)
+    assert converged
     theirs = torch.zeros(8)
     solver = torch.optim.LBFGS([theirs], max_iter=500, line_search_fn="strong_wolfe")
 
@@ -71,21 +71,21 @@ def test_torchs_own_solver_gets_no_lower(memory: int) -> None:
     assert float(objective(point)[0]) <= float(objective(theirs)[0]) + 1e-6
 
 
-def test_it_waits_for_a_gpu_twice_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once for a trial, once for the inner products: what it is there for."""
+def test_each_iteration_synchronises_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once per point of the line search, once for the inner products."""
     matrix, target = quadratic(30, 1000.0, 0)
-    waits = trials = 0
+    synchronisations = trials = 0
     usual = Tensor.tolist
 
     def counted(tensor: Tensor) -> list[float]:
-        nonlocal waits
-        waits += 1
+        nonlocal synchronisations
+        synchronisations += 1
         found: list[float] = usual(tensor)
         return found
 
     monkeypatch.setattr(Tensor, "tolist", counted)
     for name in ("__bool__", "__float__", "item"):
-        monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("another wait"))
+        monkeypatch.setattr(Tensor, name, lambda *_: pytest.fail("another synchronisation"))
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal trials
@@ -95,45 +95,45 @@ def test_it_waits_for_a_gpu_twice_an_iteration(monkeypatch: pytest.MonkeyPatch) 
 
     assert minimise(objective, torch.zeros(30, dtype=torch.float64), iterations=200)[1]
     assert trials < 120
-    assert waits <= 2 * trials
+    assert synchronisations <= 2 * trials
 
 
-def test_a_step_too_far_is_taken_back() -> None:
-    """Where the function has no value, or grows faster than the first step thinks."""
+def test_a_step_that_is_too_long_is_shortened() -> None:
+    """Where the function is undefined, or increases after the full step."""
     seen: list[float] = []
 
     def objective(point: Tensor) -> tuple[Tensor, Tensor]:
         seen.append(float(point))
-        return (point - point.log()).sum(), 1 - 1 / point  # least at 1; none below 0
+        return (point - point.log()).sum(), 1 - 1 / point  # minimum at 1, undefined below 0
 
-    point, there = minimise(objective, torch.tensor([20.0]), iterations=100)
-    assert there
+    point, converged = minimise(objective, torch.tensor([20.0]), iterations=100)
+    assert converged
     assert float(point) == pytest.approx(1.0, abs=1e-3)
     seen.clear()
-    point, there = minimise(objective, torch.tensor([0.05]), iterations=100)
-    assert there
+    point, converged = minimise(objective, torch.tensor([0.05]), iterations=100)
+    assert converged
     assert float(point) == pytest.approx(1.0, abs=1e-3)
     assert max(seen) > 1
 
 
-def test_a_step_that_tells_nothing_takes_no_other_ones_place() -> None:
-    """Of three that are remembered, one whose gradient changed the wrong way, by rounding say."""
-    past = _lbfgs._Past(3, torch.ones(2))
+def test_a_step_of_negative_curvature_replaces_no_other() -> None:
+    """Rounding can make the curvature along a step negative."""
+    past = lbfgs._Past(3, torch.ones(2))
     for k in range(1, 4):
         past.add(torch.tensor([float(k), 0.0]), torch.tensor([float(k), 0.0]), torch.ones(2))
     past.add(torch.tensor([9.0, 0.0]), torch.tensor([-9.0, 0.0]), torch.ones(2))
     past.add(torch.tensor([5.0, 0.0]), torch.tensor([5.0, 0.0]), torch.ones(2))
     assert past.rows[past.steps, 0].tolist() == [2.0, 3.0, 5.0]
-    torch.testing.assert_close(past.direction(), -torch.ones(2))  # of a Hessian that is 1
+    torch.testing.assert_close(past.direction(), -torch.ones(2))  # the Hessian is 1
 
 
-def test_too_few_iterations_are_told() -> None:
+def test_too_few_iterations_do_not_converge() -> None:
     matrix, target = quadratic(20, 1000.0, 1)
-    point, there = minimise(
+    point, converged = minimise(
         lambda p: ((p - target) @ matrix @ (p - target) / 2, matrix @ (p - target)),
         torch.zeros_like(target),
         iterations=2,
     )
-    assert not there
-    assert float((matrix @ (point - target)).abs().max()) > _lbfgs._GRADIENT
+    assert not converged
+    assert float((matrix @ (point - target)).abs().max()) > lbfgs._GRADIENT
     assert minimise(lambda p: (p.sum() * 0, p * 0), target, iterations=1)[1]

@@ -1,4 +1,4 @@
-"""STS: files as SentEval has them, ranks as SciPy has them, scores as they were published."""
+"""STS: SentEval's file format, ranks against SciPy, scores against published ones."""
 
 from __future__ import annotations
 
@@ -15,46 +15,14 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from fmicl.evaluation.sts import TASKS, StsTask, evaluate_sts, evaluate_tasks, load_sts, load_stsb, spearman
+from sts_files import HEADER, PARTS, write_sts
 
 REAL = Path(os.environ.get("FMICL_STS", Path(__file__).parents[2] / ".." / "shared" / "data" / "sts"))
 real_data = pytest.mark.skipif(
     not REAL.is_dir(), reason=f"no STS files in {REAL}; the environment variable FMICL_STS says where they are"
 )
-PARTS = {
-    "STS12": ["MSRpar", "MSRvid", "SMTeuroparl", "surprise.OnWN", "surprise.SMTnews"],
-    "STS13": ["FNWN", "headlines", "OnWN"],
-    "STS14": ["deft-forum", "deft-news", "headlines", "images", "OnWN", "tweet-news"],
-    "STS15": ["answers-forums", "answers-students", "belief", "headlines", "images"],
-    "STS16": ["answer-answer", "headlines", "plagiarism", "postediting", "question-question"],
-}
-HEADER = "pair_ID\tsentence_A\tsentence_B\trelatedness_score\tentailment_judgment\n"
 # Of all-MiniLM-L6-v2 (revision 8b3219a) on the MTEB leaderboard: cosine_spearman in embeddings-benchmark/results
 PUBLISHED = {"STS12": 72.37, "STS13": 80.60, "STS15": 85.39, "STS16": 78.99, "STSB": 82.03}
-
-
-def write_sts(folder: Path) -> None:
-    """All seven tasks, three pairs to each file."""
-    for year, parts in PARTS.items():
-        place = folder / "STS" / f"{year}-en-test"
-        place.mkdir(parents=True)
-        for number, part in enumerate(parts):
-            pairs = [(f"{year} {part} one .", f"{part}  two"), (f"{part} three", f"{part} three"), ("x y", f"z {part}")]
-            (place / f"STS.input.{part}.txt").write_text("".join(f"{a}\t{b}\n" for a, b in pairs), encoding="utf-8")
-            (place / f"STS.gs.{part}.txt").write_text(f"{number}.5\n5.000\n0.25\n")
-    bench = folder / "STS" / "STSBenchmark"
-    bench.mkdir()
-    rows = [
-        ("5.000", "a cat", "a cat"),
-        ("4.200", "the dog", "a dog"),
-        ("4.0", "x", "yy"),
-        ("0.0", "a", "b c"),
-    ]
-    for split in ("train", "dev", "test"):
-        text = "".join(f"genre\tfile\tyear\t{i}\t{s}\t{a}\t{b}\textra\n" for i, (s, a, b) in enumerate(rows))
-        (bench / f"sts-{split}.csv").write_text(text)
-    (folder / "SICK").mkdir()
-    lines = "1\tA man\tA woman\t3.1\tNEUTRAL\n2\tA boy\tA boy\t4.9\tENTAILMENT\n3\tTwo\tThree\t1.0\tNEUTRAL\n"
-    (folder / "SICK" / "SICK_test_annotated.txt").write_text(HEADER + lines)
 
 
 def letters(sentences: Sequence[str]) -> Tensor:
@@ -85,16 +53,16 @@ def test_spearman_of_equal_values_is_not_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "words"),
+    ("x", "y", "fact"),
     [
-        (torch.ones(3), torch.ones(4), "shapes"),
+        (torch.ones(3), torch.ones(4), r"\(3,\) and \(4,\)"),
         (torch.ones(1), torch.ones(1), "at least 2"),
-        (torch.ones(2, 2), torch.ones(2, 2), "shapes"),
+        (torch.ones(2, 2), torch.ones(2, 2), r"\(2, 2\)"),
         (torch.tensor([0.0, torch.nan]), torch.ones(2), "finite"),
     ],
 )
-def test_spearman_refuses(x: Tensor, y: Tensor, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_spearman_refuses(x: Tensor, y: Tensor, fact: str) -> None:
+    with pytest.raises(ValueError, match=fact):
         spearman(x, y)
 
 
@@ -111,7 +79,7 @@ def test_all_parts_of_a_year_make_one_task(folder: Path) -> None:
     assert load_stsb(folder, "dev").name == "STSB-dev"
 
 
-def test_pairs_without_a_score_do_not_count(folder: Path) -> None:
+def test_pairs_without_a_score_are_skipped(folder: Path) -> None:
     gold = folder / "STS" / "STS16-en-test" / "STS.gs.plagiarism.txt"
     gold.write_text("\n4.0\n\n")
     task = load_sts(folder)["STS16"]
@@ -119,45 +87,45 @@ def test_pairs_without_a_score_do_not_count(folder: Path) -> None:
     assert task.scores.count(4.0) == 1
 
 
-def test_files_that_have_no_input_of_their_own_do_not_count(folder: Path) -> None:
+def test_score_files_without_an_input_file_are_ignored(folder: Path) -> None:
     before = load_sts(folder)
     (folder / "STS" / "STS12-en-test" / "STS.gs.ALL.txt").write_text("1.0\n" * 15)
     assert load_sts(folder) == before
 
 
-def test_unicode_separators_and_windows_newlines_are_no_new_lines(folder: Path) -> None:
+def test_only_newlines_separate_lines(folder: Path) -> None:
     place = folder / "STS" / "STS12-en-test"
     (place / "STS.input.MSRpar.txt").write_bytes("one\u2028two\x85\tb\r\nc\td\r\ne\tf\r\n".encode())
     assert load_sts(folder)["STS12"].first[:2] == ("one two", "c")
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "words"),
+    ("file", "content", "fact"),
     [
-        ("STS/STS14-en-test/STS.gs.images.txt", b"1.0\n2.0\n", "has 3 lines but STS.gs.images.txt beside it has 2"),
+        ("STS/STS14-en-test/STS.gs.images.txt", b"1.0\n2.0\n", "has 3 lines, STS.gs.images.txt has 2"),
         ("STS/STS14-en-test/STS.input.images.txt", b"a\tb\nc\td\n", "STS.input.images.txt has 2 lines"),
-        ("STS/STS14-en-test/STS.input.images.txt", b"a\tb\nc\td\ne", "STS.input.images.txt, line 3: 2 columns"),
+        ("STS/STS14-en-test/STS.input.images.txt", b"a\tb\nc\td\ne", "STS.input.images.txt, line 3: 2 tab"),
         ("STS/STS14-en-test/STS.gs.images.txt", b"1.0\nhigh\n2\n", "STS.gs.images.txt, line 2: 'high' is not a score"),
         ("STS/STS14-en-test/STS.gs.images.txt", b"", "STS.gs.images.txt is empty"),
-        ("STS/STSBenchmark/sts-test.csv", b"g\tf\ty\t1\t2.0\ta\tb\ng\tf\ty\t2\t1.0\ta", "sts-test.csv, line 2: 7 col"),
-        ("STS/STSBenchmark/sts-test.csv", b"g\tf\ty\t1\t2.0\ta\tb\n", "sts-test.csv: STSB: .* there are 1"),
+        ("STS/STSBenchmark/sts-test.csv", b"g\tf\ty\t1\t2.0\ta\tb\ng\tf\ty\t2\t1.0\ta", "sts-test.csv, line 2: 7 tab"),
+        ("STS/STSBenchmark/sts-test.csv", b"g\tf\ty\t1\t2.0\ta\tb\n", "sts-test.csv: STSB: .* got 1"),
         ("STS/STSBenchmark/sts-test.csv", b"g\tf\ty\t1\t2.0\ta\tb\xff\n", "sts-test.csv, line 1: not UTF-8"),
         ("STS/STSBenchmark/sts-test.csv", b"g\tf\ty\t1\tnan\ta\tb\n", "line 1: 'nan' is not a score"),
         ("SICK/SICK_test_annotated.txt", b"1\tA\tB\t3.0\tNEUTRAL\n", "SICK_test_annotated.txt, line 1: the columns"),
-        ("SICK/SICK_test_annotated.txt", HEADER.encode() + b"1\tA\tB\t3.0", "line 2: 5 columns"),
+        ("SICK/SICK_test_annotated.txt", HEADER.encode() + b"1\tA\tB\t3.0", "line 2: 5 tab"),
     ],
 )  # fmt: skip
-def test_a_damaged_file_is_named(folder: Path, file: str, content: bytes, words: str) -> None:
+def test_a_damaged_file_is_named(folder: Path, file: str, content: bytes, fact: str) -> None:
     (folder / file).write_bytes(content)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=fact):
         load_sts(folder)
 
 
-def test_what_is_not_there_is_said(folder: Path, tmp_path: Path) -> None:
+def test_missing_folders_and_files_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere"):
         load_sts(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="holds none of the STS tasks: it should have STS/ and SICK/"):
+    with pytest.raises(FileNotFoundError, match=r"none of the STS tasks.* STS/ and SICK/"):
         load_sts(tmp_path / "empty")
     folder.rename(tmp_path / "downstream")
     with pytest.raises(FileNotFoundError, match=r"did you mean .*downstream"):
@@ -202,7 +170,7 @@ def test_alignment_and_uniformity_are_simcse_s(folder: Path) -> None:
     assert found["uniformity"] == pytest.approx(float(torch.pdist(rows).square().mul(-2).exp().mean().log()))
 
 
-def test_missing_sets_are_listed_and_take_the_average_with_them(folder: Path) -> None:
+def test_missing_tasks_are_listed_and_there_is_no_average(folder: Path) -> None:
     shutil.rmtree(folder / "STS" / "STS13-en-test")
     shutil.rmtree(folder / "STS" / "STSBenchmark")
     found = evaluate_sts(letters, folder)
@@ -232,22 +200,22 @@ def test_a_collapsed_encoder_has_no_score(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "words"),
+    ("result", "fact"),
     [
-        (torch.ones(1, 3), "should give a tensor"),
-        (torch.ones(64), "should give a tensor"),
-        ([[1.0]], "it gave list"),
-        (torch.full((2, 3), torch.nan), "not finite"),
+        (torch.ones(1, 3), "must return a tensor"),
+        (torch.ones(64), "must return a tensor"),
+        ([[1.0]], "got list"),
+        (torch.full((2, 3), torch.nan), "non-finite"),
     ],
 )
-def test_what_an_encoder_must_not_give(result: Any, words: str) -> None:
+def test_wrong_encoder_outputs_are_errors(result: Any, fact: str) -> None:
     task = StsTask("x", ("a", "a"), ("b", "b"), (1.0, 2.0))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=fact):
         evaluate_tasks(lambda _: result, {"x": task})
 
 
-def test_a_task_must_be_pairs() -> None:
-    with pytest.raises(ValueError, match="do not make pairs"):
+def test_a_task_needs_as_many_first_as_second_sentences() -> None:
+    with pytest.raises(ValueError, match=r"2 first .* 1 second"):
         StsTask("x", ("a", "b"), ("c",), (1.0, 2.0))
     with pytest.raises(ValueError, match="batch_size"):
         evaluate_tasks(letters, {"x": StsTask("x", ("a", "b"), ("c", "d"), (1.0, 2.0))}, batch_size=0)
@@ -271,7 +239,7 @@ def minilm() -> Any:
 
 @real_data
 def test_minilm_on_a_part_of_sts_b() -> None:
-    """The first 100 pairs, against SciPy on embeddings that were made pair by pair."""
+    """The first 100 pairs, against SciPy on embeddings of each side."""
     encode, whole = minilm(), load_stsb(REAL)
     task = StsTask("STSB", whole.first[:100], whole.second[:100], whole.scores[:100])
     found = evaluate_tasks(encode, {"STSB": task})["STSB"]

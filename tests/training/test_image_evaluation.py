@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fmicl.cli import main as cli
 from fmicl.cli import tables
 from fmicl.data import ArraySamples, FileSamples, ViewStream
+from fmicl.evaluation.features import evaluation_batch_size
 from fmicl.runs.report import write_report
 from fmicl.sweep.table import scores
 from fmicl.training import image_evaluation as results
@@ -51,7 +52,7 @@ def test_views_of_a_structured_image_differ() -> None:
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_images_that_do_not_fill_a_batch_have_views_as_well(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "EVALUATION_BATCH", 8)
+    monkeypatch.setattr("fmicl.evaluation.features.EVALUATION_BATCH", 8)
     plain = torch.arange(11, dtype=torch.uint8).mul(20).view(11, 1, 1, 1).expand(11, 1, 8, 8)
     recipe = digits(probe_views=number, batch_size=4)
     features, owners = results._features_of_views(Shape(), ArraySamples(plain), recipe, torch.device("cpu"))
@@ -94,7 +95,7 @@ def test_large_images_come_in_small_batches(size: int, most: int) -> None:
     [(32, 512, 1024), (32, 4096, 2048), (224, 256, 512), (224, 16, 167), (448, 16, 41), (1024, 4, 8), (4096, 2, 4)],
 )
 def test_on_a_gpu_large_images_come_in_smaller_batches_or_as_in_training(size: int, batch: int, at_once: int) -> None:
-    assert results.images_at_once(size, torch.device("cuda"), 2 * batch) == at_once
+    assert evaluation_batch_size(size, torch.device("cuda"), 2 * batch) == at_once
 
 
 def test_geometry_embeds_views_before_the_next_ones_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_geometry_embeds_views_before_the_next_ones_are_made(monkeypatch: pytest
                 yield batch
 
     monkeypatch.setattr(results, "ViewStream", Stream)
-    monkeypatch.setattr(results, "EVALUATION_BATCH", 4)
+    monkeypatch.setattr("fmicl.evaluation.features.EVALUATION_BATCH", 4)
     encoder = Watched()
     encoder.register_forward_pre_hook(lambda *_: events.append("embedded"))
     images = torch.randint(256, (12, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,7 @@ import torch
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 from test_resume import _assert_equal, plug_pulled
-from test_sts import write_sts
+from sts_files import write_sts
 
 from fmicl.config.text_recipes import TextRecipe
 from fmicl.runs import folder as runs

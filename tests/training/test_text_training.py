@@ -23,7 +23,7 @@ pytest.importorskip("sentence_transformers", reason="sentence-transformers is no
 import pyarrow.parquet
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from test_sts import write_sts
+from sts_files import write_sts
 
 import fmicl
 from fmicl.cli import main as cli

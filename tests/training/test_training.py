@@ -350,7 +350,7 @@ def test_embed_takes_fewer_large_images_at_a_time(
         return original(self, images)
 
     monkeypatch.setattr(SmallConv, "forward", forward)
-    monkeypatch.setattr("fmicl.training.image_evaluation.EVALUATION_PIXELS", 5 * 8**2)  # as if these were large
+    monkeypatch.setattr("fmicl.evaluation.features.CPU_PIXELS", 5 * 8**2)  # as if these were large
     embed_folder(run.path, folder, tmp_path / "vectors.csv", device="cpu", workers=0, batch_size=given)
     assert found[1:] == seen  # the first is a trial of the encoder when it is built
 

@@ -258,7 +258,7 @@ def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match="not a run to resume"):
         train(digits(epochs=1), out=Path("mine"), resume=True)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["note"]
-    assert [runs.new_run("digits").path.as_posix() for _ in range(2)] == ["runs/digits-001", "runs/digits-002"]
+    assert [runs.create_run("digits").path.as_posix() for _ in range(2)] == ["runs/digits-001", "runs/digits-002"]
 
 
 @pytest.mark.parametrize(

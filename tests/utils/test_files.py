@@ -65,7 +65,7 @@ def test_a_file_is_no_folder_to_write_into(tmp_path: Path) -> None:
         with pytest.raises(NotADirectoryError, match=r"/file is a file, and no folder to write into: take another"):
             check_writable(path, "take another --out")
         with pytest.raises(NotADirectoryError, match=r"/file is a file, and no folder to write into"):
-            runs.new_run("digits", path)
+            runs.create_run("digits", path)
     assert (tmp_path / "file").read_text() == "mine"
 
 

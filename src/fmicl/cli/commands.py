@@ -65,13 +65,13 @@ class Evaluate:
         for option, value in of_images.items():
             if value is not None:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
-        from fmicl.runs.folder import COPY_IT, Run
+        from fmicl.runs.folder import READ_ONLY_HINT, Run
         from fmicl.training.text_evaluation import evaluate_text, note_scores
         from fmicl.utils.files import check_writable
 
         noted = (self.run / "settings.json").is_file()
         if noted:
-            check_writable(self.run, COPY_IT)
+            check_writable(self.run, READ_ONLY_HINT)
         scores = evaluate_text(self.run, sts, pooling=self.pooling, output=self.json, device=self.device, bar=True)
         print_sts(scores)
         if self.json is not None:
@@ -143,10 +143,10 @@ class Report:
 
     def __call__(self) -> None:
         """Write the page, then say where it is."""
-        from fmicl.runs.folder import COPY_IT, open_run
+        from fmicl.runs.folder import READ_ONLY_HINT, open_run
         from fmicl.runs.report import write_report
         from fmicl.utils.files import check_writable
 
         run = open_run(self.run)
-        check_writable(run.path, COPY_IT)
+        check_writable(run.path, READ_ONLY_HINT)
         print(f"page: {write_report(run.path)}")

@@ -85,7 +85,7 @@ class TrainText:
 
 def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | None:
     """Train; if Ctrl-C comes before the run has a folder, say what is left: only a run to be resumed has anything."""
-    from fmicl.runs.folder import ROOT, old_run
+    from fmicl.runs.folder import ROOT, find_run
     from fmicl.sweep.launchers import OF_A_SWEEP
     from fmicl.training.signals import Stopped, what_is_left
 
@@ -94,10 +94,10 @@ def _run(command: Train | TrainText, train: Callable[..., Run | None]) -> Run | 
     except Stopped:
         raise
     except KeyboardInterrupt:
-        raise Stopped(what_is_left(old_run(command.name, command.out) if command.resume else None)) from None
+        raise Stopped(what_is_left(find_run(command.name, command.out) if command.resume else None)) from None
     except (ValueError, OSError) as error:
         asked = command.resume and not os.environ.get(OF_A_SWEEP)
-        if not asked or old_run(command.name, command.out) is not None:
+        if not asked or find_run(command.name, command.out) is not None:
             raise
         where = f"in {command.out}" if command.out else f"of {command.name} in {ROOT.absolute()}"
         raise ValueError(f"there is no run {where} to go on with, and none can be begun: {error}") from error
@@ -300,11 +300,11 @@ def _resumed(words: Sequence[str]) -> Train | TrainText | None:
     given, _ = parser.parse_known_args(words[2:])
     if not given.resume:
         return None
-    from fmicl.runs.folder import old_run, read_recipe, read_text_recipe
+    from fmicl.runs.folder import find_run, read_recipe, read_text_recipe
     from fmicl.utils.files import read_json
 
     name = words[1]
-    old = old_run(name, given.out)
+    old = find_run(name, given.out)
     if old is None or not old.settings.exists():
         return None
     before = read_json(old.settings).get("recipe")

@@ -1,61 +1,51 @@
-"""Times, and what came out of a run as a small table, for the terminal. Nothing of weight is imported before."""
+"""Result tables for the terminal."""
 
 from __future__ import annotations
 
-import json
-import math
 from pathlib import Path
 from typing import Any
 
-__all__ = ["clock", "print_results", "print_sts"]
+__all__ = ["print_results", "print_sts"]
 
-FEW = 100
-"""Of fewer held-out images than this, an accuracy says little, and a line says so."""
-
-
-def clock(seconds: float | None) -> str:
-    """Hours, minutes and seconds; "" for None.
-
-    Example:
-        >>> clock(3725.0)
-        '1:02:05'
-    """
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+FEW_IMAGES = 100
+"""Below this number of test images, a line says how coarse the accuracy is."""
 
 
-def print_results(run: Path) -> None:
-    """A small table: accuracies of raw pixels, of the untrained and of the trained encoder."""
+def print_results(path: Path) -> None:
+    """Print the accuracies of an image run: raw pixels, untrained encoder, trained encoder."""
     from rich.console import Console
     from rich.table import Table
 
-    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    from fmicl.runs.folder import Run
+    from fmicl.utils.files import read_json
+
+    results = read_json(Run(path).results)
     if results["knn"] is None:
         print(f"no labels, so no accuracy; effective rank {results['effective_rank']:.1f}")
         return
-    count = results.get("test_samples")  # old runs don't say it
+    count = results.get("test_samples")  # missing in runs of older versions
     samples = "" if count is None else f"{count} images of the "
     table = Table(title=f"accuracy on the {samples}{results['split']} split, percent")
+    columns = {"knn": f"k-NN (k={results['k']})", "linear": "linear probe", "linear_views": "on views too"}
+    shown = [key for key in columns if key in results]
     table.add_column("")
-    table.add_column(f"k-NN (k={results['k']})", justify="right")
-    table.add_column("linear probe", justify="right")
-    shown = ["knn", "linear"]
-    if "linear_views" in results:
-        table.add_column("on views too", justify="right")
-        shown.append("linear_views")
-    rows = {"raw pixels": results.get("raw_pixels"), "untrained encoder": results.get("untrained")}
-    for name, row in [*rows.items(), (f"trained, epoch {results['epoch']}", results)]:
+    for key in shown:
+        table.add_column(columns[key], justify="right")
+    rows = {
+        "raw pixels": results.get("raw_pixels"),
+        "untrained encoder": results.get("untrained"),
+        f"trained, epoch {results['epoch']}": results,
+    }
+    for name, row in rows.items():
         if row is not None:
             table.add_row(name, *(f"{row[key]:.2f}" if key in row else "" for key in shown))
     Console().print(table)
-    if count is not None and count < FEW:
-        print(f"warning: {count} images are few: one more or less that is right makes {100 / count:.1f} percent")
+    if count is not None and count < FEW_IMAGES:
+        print(f"warning: only {count} test images: each is {100 / count:.1f} percent of the accuracy")
 
 
 def print_sts(results: dict[str, Any]) -> None:
-    """A small table: a row for each STS task, and their average."""
+    """Print the score of each STS task and their average."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,8 +1,7 @@
-"""The geometry of embeddings: how close pairs are, how spread the cloud is, who is near whom.
+"""Geometry of embeddings: alignment, uniformity, effective rank, pair distances, nearest neighbours.
 
-Every function here measures and returns numbers; none of them keeps a graph. Embeddings are rows of an
-(N, d) tensor of any float type on any device, and directions are all that count: rows are scaled to unit
-length first, except in `effective_rank`, which is defined on the matrix as it is.
+Embeddings are the rows of an (N, d) tensor of any float type on any device. All functions except `effective_rank` scale
+rows to unit length first. None computes gradients.
 """
 
 from __future__ import annotations
@@ -26,58 +25,54 @@ __all__ = [
     "uniformity",
 ]
 
-# A tile of similarities is at most _ROWS x _COLUMNS: 128 MiB on a CPU, where a matrix product of 512 rows
-# already runs at full speed, and 512 MiB on an accelerator, which wants more rows at once.
+# Tiles of similarities are at most _ROWS x _COLUMNS: 128 MiB on a CPU, where a matrix product of 512 rows reaches full
+# speed, and 512 MiB on a GPU, which needs more rows for that.
 _COLUMNS = 2**16
 _ROWS_CPU = 512
-_ROWS_ACCELERATOR = 2048
+_ROWS_GPU = 2048
 
 
 class Neighbours(NamedTuple):
-    """The nearest rows to each query, nearest first."""
+    """Nearest rows of each query, nearest first: cosine similarities (Q, k) and row indices (Q, k)."""
 
     similarities: Tensor
-    """(Q, k) cosine similarities."""
     indices: Tensor
-    """(Q, k) row numbers, int64."""
 
 
 class PairDistances(NamedTuple):
-    """Euclidean distances on the unit sphere, between 0 and 2, each sorted from small to large."""
+    """Sorted Euclidean distances on the unit sphere (0 to 2): positive pairs (N,), sampled negative pairs (M,)."""
 
     positive: Tensor
-    """(N,) distances of the positive pairs."""
     negative: Tensor
-    """(M,) distances of (a sample of) the negative pairs."""
 
 
-def matrix(x: Tensor, name: str) -> Tensor:
-    """Check that `x` is a finite, non-empty (N, d) tensor of floats, and give it in float32 or float64.
+def check_matrix(x: Tensor, name: str) -> Tensor:
+    """Detach x and convert it to float32 at least.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: x is not a finite, non-empty (N, d) tensor of a float type.
     """
     if x.ndim != 2 or x.shape[0] == 0 or x.shape[1] == 0:
-        raise ValueError(f"{name} should be a non-empty (N, d) tensor with a row per sample; got {tuple(x.shape)}")
+        raise ValueError(f"{name} must be a non-empty (N, d) tensor, got shape {tuple(x.shape)}")
     if not x.is_floating_point():
-        raise ValueError(f"{name} should be of a float type; got {x.dtype}. Convert it with .float()")
-    # The sum is finite only if every entry is, and needs no (N, d) mask; an overflow asks again, exactly.
+        raise ValueError(f"{name} must have a float type, got {x.dtype}: convert it with .float()")
+    # A finite sum proves that all entries are finite, without an (N, d) mask. It may overflow, hence the second check.
     x = x.detach()
     x = x if x.dtype == torch.float64 else x.float()
     if not bool(x.sum().isfinite()) and not bool(x.isfinite().all()):
         bad = int((~x.isfinite().all(dim=1)).sum())
-        raise ValueError(f"{name} has values that are not finite in {bad} of {x.shape[0]} rows")
+        raise ValueError(f"{name} has non-finite values in {bad} of {x.shape[0]} rows")
     return x
 
 
 def unit_rows(x: Tensor, name: str) -> Tensor:
-    """`matrix`, with rows scaled to unit length; a row of zeros stays zero (similarity 0 to everything)."""
-    return normalise(matrix(x, name))
+    """:func:`check_matrix`, with rows scaled to unit length; a zero row stays zero (similarity 0 to everything)."""
+    return normalise(check_matrix(x, name))
 
 
 def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape != y.shape:
-        raise ValueError(f"x and y should be row-aligned pairs; got shapes {tuple(x.shape)} and {tuple(y.shape)}")
+        raise ValueError(f"x and y must have the same shape, got {tuple(x.shape)} and {tuple(y.shape)}")
     return unit_rows(x, "x"), unit_rows(y, "y")
 
 
@@ -85,14 +80,14 @@ def _pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def alignment(x: Tensor, y: Tensor) -> float:
     r"""Mean squared distance of positive pairs, :math:`\frac1N \sum_i |x_i - y_i|^2` (Wang & Isola, 2020).
 
-    Between 0 (the two views of a sample coincide) and 4 (they are opposite); lower is better.
+    Between 0 (the two views of each sample coincide) and 4 (they are opposite); lower is better.
 
     Args:
-        x: (N, d) embeddings of the first views.
-        y: (N, d) embeddings of the second views, row by row.
+        x: embeddings (N, d) of the first views.
+        y: embeddings (N, d) of the second views.
 
     Raises:
-        ValueError: if the shapes differ, or an entry is not finite.
+        ValueError: the shapes differ, or an entry is not finite.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -107,16 +102,15 @@ def alignment(x: Tensor, y: Tensor) -> float:
 def uniformity(x: Tensor, t: float = 2.0) -> float:
     r"""Log of the mean Gaussian potential, :math:`\log \frac{2}{N(N-1)} \sum_{i<j} e^{-t|x_i - x_j|^2}`.
 
-    Between 0 (every row is the same) and about -t * 2 (rows are far from each other; -4 for t = 2 is out of
-    reach but near for a uniform cloud in many dimensions); lower is more uniform (Wang & Isola, 2020).
-    All pairs count, tile by tile: time grows with N squared, memory with N.
+    Lower is more uniform (Wang & Isola, 2020): 0 if all rows are equal; a uniform distribution in many dimensions
+    comes close to -2t. Computed over all pairs in tiles: time O(N^2), memory O(N).
 
     Args:
-        x: (N, d) embeddings, N at least 2.
+        x: embeddings (N, d), N at least 2.
         t: sharpness of the potential, positive.
 
     Raises:
-        ValueError: if there are fewer than 2 rows, t is not positive, or an entry is not finite.
+        ValueError: there are fewer than 2 rows, t is not positive, or an entry is not finite.
 
     Example:
         >>> round(uniformity(torch.tensor([[1.0, 0.0], [0.0, 1.0]])), 6)  # one pair at squared distance 2
@@ -127,15 +121,15 @@ def uniformity(x: Tensor, t: float = 2.0) -> float:
     x = unit_rows(x, "x")
     n = x.shape[0]
     if n < 2:
-        raise ValueError("uniformity needs at least 2 rows; got 1")
+        raise ValueError("uniformity needs at least 2 rows, got 1")
     if not t > 0:
-        raise ValueError(f"t should be positive; got {t}")
+        raise ValueError(f"t must be positive, got {t}")
     logs: list[Tensor] = []
     with exact_matmul(x.device):
         for start in range(0, n, _ROWS_CPU):
             rows = x[start : start + _ROWS_CPU]
             for left in range(start, n, _COLUMNS):
-                # -t |x - y|^2 = 2 t (x.y - 1) on the sphere, without the diagonal and what lies below it.
+                # -t |x - y|^2 = 2 t (x.y - 1) on the sphere; only pairs above the diagonal.
                 exponent = (rows @ x[left : left + _COLUMNS].T).sub_(1.0).clamp_max_(0.0).mul_(2.0 * t)
                 if left == start:
                     square = exponent[:, : len(rows)]
@@ -146,29 +140,29 @@ def uniformity(x: Tensor, t: float = 2.0) -> float:
 
 @torch.no_grad()
 def effective_rank(x: Tensor) -> float:
-    r"""Effective number of dimensions that the rows of `x` use (Roy & Vetterli, 2007).
+    r"""Effective rank (Roy & Vetterli, 2007): how many dimensions the rows of x use.
 
     .. math:: \exp\Big(-\sum_k p_k \log p_k\Big), \qquad p_k = \sigma_k / \sum_l \sigma_l,
 
-    with :math:`\sigma` the singular values of `x` as it is: not centred, not normalised. 1 when all rows are
-    multiples of one vector (collapse), min(N, d) when all directions are used alike.
+    with :math:`\sigma` the singular values of x, neither centred nor normalised. 1 if all rows are multiples of one
+    vector (collapse), min(N, d) if all singular values are equal.
 
     Args:
-        x: (N, d) embeddings.
+        x: embeddings (N, d).
 
     Raises:
-        ValueError: if every entry is zero, or an entry is not finite.
+        ValueError: every entry is zero, or an entry is not finite.
 
     Example:
         >>> round(effective_rank(torch.eye(4)), 6), round(effective_rank(torch.ones(10, 4)), 6)
         (4.0, 1.0)
     """
-    x = matrix(x, "x")
+    x = check_matrix(x, "x")
     scale = x.abs().max()
     if not bool(scale > 0):
-        raise ValueError("x is zero everywhere; its effective rank is not defined")
-    # Singular values from the smaller Gram matrix in float64: an N x d decomposition would take many times
-    # longer, and what float64 loses (singular values below 1e-8 of the largest) can't move the entropy.
+        raise ValueError("the effective rank is not defined: every entry of x is zero")
+    # The eigenvalues of the smaller Gram matrix in float64 are much faster than a singular value decomposition. They
+    # lose singular values below 1e-8 of the largest, which don't affect the entropy.
     x = (x / scale).to("cpu" if x.device.type == "mps" else x.device)
     if x.shape[0] < x.shape[1]:
         x = x.T
@@ -183,19 +177,18 @@ def effective_rank(x: Tensor) -> float:
 
 @torch.no_grad()
 def pair_distances(x: Tensor, y: Tensor, *, max_negatives: int = 100_000, seed: int = 0) -> PairDistances:
-    """Sorted distances of positive pairs (x_i, y_i) and of negative pairs (x_i, x_j), i != j.
+    """Sorted distances of positive pairs (x_i, y_i) and negative pairs (x_i, x_j), i != j.
 
-    With at most `max_negatives` unordered negative pairs, all of them; otherwise a sample of that many,
-    uniform with replacement, the same for the same seed.
+    If there are more than `max_negatives` unordered negative pairs, that many are sampled uniformly with replacement.
 
     Args:
-        x: (N, d) embeddings of the first views, N at least 2.
-        y: (N, d) embeddings of the second views, row by row.
-        max_negatives: number of negative pairs at most.
+        x: embeddings (N, d) of the first views, N at least 2.
+        y: embeddings (N, d) of the second views.
+        max_negatives: maximum number of negative pairs.
         seed: seed of the sample.
 
     Raises:
-        ValueError: if the shapes differ, N is below 2, or an entry is not finite.
+        ValueError: the shapes differ, N is below 2, max_negatives below 1, or an entry is not finite.
 
     Example:
         >>> x = torch.eye(3)
@@ -206,18 +199,18 @@ def pair_distances(x: Tensor, y: Tensor, *, max_negatives: int = 100_000, seed: 
     x, y = _pair(x, y)
     n = x.shape[0]
     if n < 2:
-        raise ValueError("pair_distances needs at least 2 rows to have a negative pair; got 1")
+        raise ValueError("pair_distances needs at least 2 rows for a negative pair, got 1")
     if max_negatives < 1:
-        raise ValueError(f"max_negatives should be at least 1; got {max_negatives}")
+        raise ValueError(f"max_negatives must be at least 1, got {max_negatives}")
     if n * (n - 1) // 2 <= max_negatives:
         first, second = torch.triu_indices(n, n, offset=1)
     else:
         generator = torch.Generator().manual_seed(seed)
         first = torch.randint(n, (max_negatives,), generator=generator)
-        # A shift of 1 to n - 1 (mod n) never meets its own row, and all others are as likely.
+        # A shift by 1 to n - 1 (mod n) reaches every other row with equal probability, and never the row itself.
         second = (first + torch.randint(1, n, (max_negatives,), generator=generator)) % n
     first, second = first.to(x.device), second.to(x.device)
-    # From differences, not 2 - 2 x.y, which loses half the digits of a small distance; in chunks, for memory.
+    # From differences: 2 - 2 x.y loses half the digits of small distances. In chunks, to bound memory.
     negative = torch.cat(
         [(x[i] - x[j]).norm(dim=1) for i, j in zip(torch.split(first, 2**14), torch.split(second, 2**14), strict=True)]
     )
@@ -225,12 +218,12 @@ def pair_distances(x: Tensor, y: Tensor, *, max_negatives: int = 100_000, seed: 
 
 
 def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their columns, in no particular order: exact, and faster than one topk.
+    """The k largest values of each row and their columns, unordered: an exact topk that is faster for small k.
 
-    A row is seen as b interleaved strands, so that column c belongs to block c mod (n // b). The k blocks
-    with the largest maxima hold the k largest values: were one of these elsewhere, its block's maximum would
-    be below k others, each of them a larger value. So a scan for maxima, which runs at the speed of memory,
-    and two selections over sqrt(n k) candidates take the place of a selection over n.
+    The n columns are split into blocks of ``strands`` columns each (column c belongs to block c mod blocks). The k
+    blocks with the largest maxima contain the k largest values: a value in any other block is at most that block's
+    maximum, and so at most each of k other values. This replaces a selection among n values by a scan for maxima, which
+    runs at memory bandwidth, and two selections among about sqrt(n k) candidates.
     """
     n = values.shape[1]
     strands = math.isqrt(n // k)
@@ -243,32 +236,28 @@ def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     candidates = grid.gather(2, chosen.unsqueeze(1).expand(-1, strands, -1)).flatten(1)
     rest = values[:, strands * blocks :]
     best = torch.cat([candidates, rest], dim=1).topk(k, dim=1, sorted=False)
-    place = best.indices
-    inside = chosen.gather(1, place % k) + place.div(k, rounding_mode="floor") * blocks
-    outside = place - strands * k + strands * blocks
-    return best.values, torch.where(place < strands * k, inside, outside)
+    index = best.indices
+    inside = chosen.gather(1, index % k) + index.div(k, rounding_mode="floor") * blocks
+    outside = index - strands * k + strands * blocks
+    return best.values, torch.where(index < strands * k, inside, outside)
 
 
 def stream_neighbours(
     features: Tensor, queries: Tensor | None, k: int, *, chunk: int | None = None
 ) -> Iterator[tuple[slice, Neighbours]]:
-    """`nearest_neighbours` piece by piece: the slice of queries, and their neighbours.
-
-    For consumers that reduce (a vote, a count) and don't want (Q, k) results for all queries at once.
-    """
+    """:func:`nearest_neighbours` in chunks: slices of the queries with their neighbours, for a vote or a count."""
     count = features.shape[0] - (queries is None)
     if not 1 <= k <= count:
-        whom = "other rows" if queries is None else "rows"
-        raise ValueError(f"k should be between 1 and the number of {whom} to choose from, {count}; got k={k}")
+        raise ValueError(f"k must lie between 1 and {count}, the number of candidates, got k={k}")
     if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk should be at least 1; got {chunk}")
+        raise ValueError(f"chunk must be at least 1, got {chunk}")
     base = unit_rows(features, "features")
     query = base if queries is None else unit_rows(queries, "queries").to(base.device, base.dtype)
     if query.shape[1] != base.shape[1]:
-        raise ValueError(f"queries have {query.shape[1]} dimensions, features {base.shape[1]}: they must agree")
-    rows = chunk or (_ROWS_CPU if base.device.type == "cpu" else _ROWS_ACCELERATOR)
+        raise ValueError(f"queries have {query.shape[1]} dimensions, features {base.shape[1]}")
+    rows = chunk or (_ROWS_CPU if base.device.type == "cpu" else _ROWS_GPU)
     rows = min(rows, query.shape[0])
-    # One buffer for all tiles: fresh memory for each would cost the CPU as much as the product itself.
+    # One buffer for all tiles: on a CPU, allocating each anew costs as much as the product itself.
     buffer = base.new_empty(rows * min(_COLUMNS, base.shape[0]))
     for start in range(0, query.shape[0], rows):
         part = query[start : start + rows]
@@ -278,12 +267,12 @@ def stream_neighbours(
                 other = base[left : left + _COLUMNS]
                 tile = buffer[: len(part) * len(other)].view(len(part), len(other))
                 torch.mm(part, other.T, out=tile)
-                if queries is None:  # a row must not find itself
+                if queries is None:  # exclude each row itself
                     first, last = max(start, left), min(start + len(part), left + len(other))
                     own = torch.arange(first, max(first, last), device=base.device)
                     tile[own - start, own - left] = -math.inf
-                values, places = _largest(tile, min(k, len(other)))
-                found.append((values, places + left))
+                values, columns = _largest(tile, min(k, len(other)))
+                found.append((values, columns + left))
         values = torch.cat([v for v, _ in found], dim=1)
         index = torch.cat([i for _, i in found], dim=1)
         best = values.topk(k, dim=1)
@@ -293,17 +282,16 @@ def stream_neighbours(
 def nearest_neighbours(features: Tensor, queries: Tensor | None, k: int, *, chunk: int | None = None) -> Neighbours:
     """The k rows of `features` with the largest cosine similarity to each query, nearest first.
 
-    Exact, and streaming: similarities exist for one tile of queries and features at a time. Which of several
-    rows with equal similarity takes the last place is not defined.
+    Exact; similarities are computed in tiles. Among rows of equal similarity, which one is the k-th is undefined.
 
     Args:
-        features: (N, d) rows to choose from.
-        queries: (Q, d) rows to find neighbours of; None stands for `features`, each row without itself.
+        features: candidates (N, d).
+        queries: (Q, d); None means the features themselves, each without itself.
         k: number of neighbours, at most N (N - 1 without queries).
-        chunk: queries in one tile; None takes what suits the device.
+        chunk: queries per tile; None chooses by device.
 
     Raises:
-        ValueError: if k is out of range, the dimensions differ, or an entry is not finite.
+        ValueError: k is out of range, the dimensions differ, or an entry is not finite.
 
     Example:
         >>> compass = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])

@@ -1,8 +1,9 @@
-"""L-BFGS that asks a GPU for little: there, what takes time is to ask, not to compute.
+"""L-BFGS with few host-device synchronisations.
 
-torch's own starts several kernels, and waits for a number or two, for each past step in each iteration. Here the inner
-products that an iteration adds are one matrix product and one wait; the recursion over past steps runs on them alone,
-in Python (Chen, Wang and Zhou, "Large-scale L-BFGS using MapReduce", 2014).
+In each iteration, torch.optim.LBFGS launches several kernels and synchronises once or twice per stored step; on a GPU
+this takes most of the time. Here each iteration computes its new inner products as one matrix product with one
+synchronisation, and runs the two-loop recursion on these numbers in Python (Chen, Wang and Zhou, "Large-scale L-BFGS
+using MapReduce", 2014).
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ from torch import Tensor
 __all__ = ["minimise"]
 
 Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""A point (P,) to its loss, a scalar, and its gradient (P,)."""
+"""Maps a point (P,) to its loss, a scalar, and its gradient (P,)."""
 
-_GRADIENT = 1e-5  # largest entry at which a gradient counts as zero
-_CHANGE = 1e-9  # of the loss, or of every entry of the point, which counts as none
-_DESCENT, _CURVATURE = 1e-4, 0.9  # Wolfe's two conditions
-_NOISE = 2e-7  # relative, of a loss in float32
-_TRIALS = 20
+_GRADIENT = 1e-5  # converged if no entry of the gradient is larger
+_CHANGE = 1e-9  # converged if neither the loss nor any entry of the point changes by more
+_DESCENT, _CURVATURE = 1e-4, 0.9  # constants of the Wolfe conditions
+_NOISE = 2e-7  # relative rounding error of a float32 loss
+_TRIALS = 20  # points per line search
 
 
 @torch.no_grad()
 def minimise(objective: Objective, start: Tensor, *, iterations: int, memory: int = 20) -> tuple[Tensor, bool]:
-    """The point at which a smooth, convex function is least, and whether it was reached within the iterations.
+    """Minimise a smooth, convex function; returns the minimum and whether the iterations converged.
 
     Args:
-        objective: gives loss and gradient. In its coordinates the Hessian should be of the order of 1.
-        start: where to begin, (P,).
-        iterations: at most so many.
-        memory: past steps that the next one is made of.
+        objective: loss and gradient, scaled so that the Hessian is of order 1.
+        start: initial point (P,).
+        iterations: iteration limit.
+        memory: number of stored steps.
 
     Example:
         >>> bowl = torch.tensor([1.0, 4.0])
@@ -54,20 +55,20 @@ def minimise(objective: Objective, start: Tensor, *, iterations: int, memory: in
         found = _search(objective, point, direction, gradient, value)
         if found is None:
             if not past.steps:
-                return point, True  # nothing lower along the gradient itself: that is all the digits there are
+                return point, True  # no descent along the gradient itself: the limit of the precision
             past.forget()
             continue
         point, moved = found.point, found.moved
         past.add(found.length * direction, found.gradient - gradient, found.gradient)
-        settled = moved <= _CHANGE or abs(found.value - value) < _CHANGE
+        unchanged = moved <= _CHANGE or abs(found.value - value) < _CHANGE
         gradient, value, largest = found.gradient, found.value, found.largest
-        if settled:
+        if unchanged:
             return point, True
     return point, largest <= _GRADIENT
 
 
 class _Found(NamedTuple):
-    """Where a search along a direction ended."""
+    """Result of a line search."""
 
     length: float
     point: Tensor
@@ -78,17 +79,17 @@ class _Found(NamedTuple):
 
 
 def _search(objective: Objective, point: Tensor, direction: Tensor, gradient: Tensor, value: float) -> _Found | None:
-    """A step that goes down enough, to where it is flatter, by doubling and halving; None if there is none."""
+    """Line search by doubling and bisection for the weak Wolfe conditions; None if there is no such step."""
     length, low, high = 1.0, 0.0, math.inf
     slope0, reach = direction @ gradient, direction.abs().max()
     for _ in range(_TRIALS):
         there = point + length * direction
         loss, new = objective(there)
-        told = torch.stack([loss, direction @ new, new.abs().max(), slope0, reach]).tolist()
-        here, slope, largest, slope_before, extent = told
+        numbers = torch.stack([loss, direction @ new, new.abs().max(), slope0, reach]).tolist()
+        here, slope, largest, slope_before, extent = numbers
         if not slope_before < 0:
             return None
-        if not here <= value + _DESCENT * length * slope_before + _NOISE * abs(value):  # not a number is not below
+        if not here <= value + _DESCENT * length * slope_before + _NOISE * abs(value):  # so that NaN counts as too high
             high = length
         elif slope < _CURVATURE * slope_before:
             low = length
@@ -99,21 +100,21 @@ def _search(objective: Objective, point: Tensor, direction: Tensor, gradient: Te
 
 
 class _Past:
-    """The last steps, changes of the gradient and the gradient, as rows of one matrix, and their inner products."""
+    """Stored steps, gradient changes and the gradient as rows of one matrix, with all their inner products."""
 
     def __init__(self, memory: int, gradient: Tensor) -> None:
         self.memory = memory
         self.rows = gradient.new_zeros(2 * memory + 1, gradient.numel())
         self.products = [[0.0] * (2 * memory + 1) for _ in range(2 * memory + 1)]
-        self.steps: list[int] = []  # places of those that are there, the oldest first
+        self.steps: list[int] = []  # rows of the stored steps, oldest first
         self.rows[-1] = gradient
 
     def forget(self) -> None:
-        """All but the gradient."""
+        """Discard all steps."""
         self.steps.clear()
 
     def add(self, step: Tensor, change: Tensor, gradient: Tensor) -> None:
-        """A step that was made; the oldest goes if there are too many."""
+        """Store a step, instead of the oldest if the memory is full."""
         if len(self.steps) == self.memory:
             self.steps.pop(0)
         place = next(place for place in range(self.memory) if place not in self.steps)
@@ -124,14 +125,14 @@ class _Past:
             self.products[row] = values
             for other, value in enumerate(values):
                 self.products[other][row] = value
-        if self.products[place][self.memory + place] > 0:  # else it says nothing of the curvature
+        if self.products[place][self.memory + place] > 0:  # positive curvature; otherwise the step is unusable
             self.steps.append(place)
 
     def direction(self) -> Tensor:
-        """Where to go: minus the gradient times what past steps tell of the inverse Hessian."""
+        """The search direction: minus the approximate inverse Hessian times the gradient, by the two-loop recursion."""
         if not self.steps:
             return -self.rows[-1]
-        factors = [0.0] * len(self.products)  # of the rows, in the direction
+        factors = [0.0] * len(self.products)  # coefficients of the rows in the direction
         factors[-1] = -1.0
         shares: dict[int, float] = {}
         for place in reversed(self.steps):
@@ -147,5 +148,5 @@ class _Past:
         return torch.tensor(factors, dtype=self.rows.dtype).to(self.rows.device) @ self.rows
 
     def _product(self, factors: list[float], row: int) -> float:
-        """Of the sum of rows with these factors, with one of them."""
+        """Inner product of the linear combination of rows with one row."""
         return float(sum(map(mul, factors, self.products[row])))

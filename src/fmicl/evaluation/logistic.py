@@ -1,4 +1,4 @@
-"""Multinomial logistic regression to convergence, on any device, in few iterations: the probe's solver."""
+"""Multinomial logistic regression: the solver of the linear probe, on any device."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch.nn import functional
 
 from fmicl.evaluation.lbfgs import minimise
 
-# At a time: samples on a CPU, and logits on an accelerator (128 MiB of them, whatever the number of classes).
+# Chunk sizes: samples on a CPU, logits on a GPU (128 MiB for any number of classes).
 _ROWS_CPU = 2048
 _LOGITS = 2**25
 
 
 class LogisticRegression:
-    r"""Minimises mean cross-entropy of W x + b plus decay / 2 |W|^2, warm-started from fit to fit.
+    r"""Minimises the mean cross-entropy of W x + b plus decay / 2 |W|^2, warm-started from the previous fit.
 
-    The Hessian never exceeds (S / 2 + decay) for each class, S being the covariance of the features
-    (Boehning, 1992). In the eigenbasis of S that bound is diagonal, and dividing by its root before L-BFGS
-    takes the ill condition of real features (a few strong directions, many faint ones) out of the problem.
+    For each class, the Hessian is bounded by S / 2 + decay, with S the covariance of the features (Boehning, 1992). In
+    the eigenbasis of S the bound is diagonal, and its inverse root preconditions L-BFGS: features of real encoders are
+    ill-conditioned, with a few strong directions and many weak ones.
 
     Args:
-        features: (N, d) float32, centred, in coordinates where their covariance is (nearly) diagonal.
+        features: (N, d) float32, centred, in the eigenbasis of their covariance (or nearly).
         labels: (N,) int64 from 0 to classes - 1.
         classes: number of classes.
-        spectrum: (d,) the variances along these coordinates.
+        spectrum: (d,) eigenvalues of the covariance.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int, spectrum: Tensor) -> None:
@@ -33,7 +33,7 @@ class LogisticRegression:
         self.bias = features.new_zeros(classes, 1)
 
     def fit(self, decay: float, max_iterations: int) -> bool:
-        """Minimise from where the weights are now; says whether that converged within the limit."""
+        """Minimise from the current weights; returns whether it converged within the iteration limit."""
         scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt()
         shape, parts = (len(self.weight), len(scale)), [self.weight.shape[1], 1]
 
@@ -48,13 +48,13 @@ class LogisticRegression:
         return converged
 
     def logits(self, features: Tensor) -> Tensor:
-        """(Q, classes) logits of (Q, d) features."""
+        """Logits (Q, classes) of features (Q, d)."""
         return functional.linear(features, self.weight, self.bias.squeeze(1))
 
     def _objective(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The loss, and its gradients by weight and bias."""
-        # Classes run along rows throughout: with few of them, these products and this softmax are several times
-        # faster than in the usual layout. On a CPU, samples come in portions that its cache holds for both products.
+        """Loss and gradients with respect to weight and bias."""
+        # Classes are rows throughout: with few classes, products and softmax are several times faster than in the usual
+        # layout. On a CPU, a chunk of samples stays in the cache for both products.
         count = len(self.features)
         rows = _ROWS_CPU if weight.device.type == "cpu" else max(1, _LOGITS // len(weight))
         losses: list[Tensor] = []

@@ -1,98 +1,30 @@
-"""How good frozen features are: a k-NN vote and a linear probe.
+"""Evaluation of frozen features: k-NN classifier and linear probe.
 
-Both take features that were extracted once (`extract_features`); the probe may have those of random views of its
-training samples too. Accuracies are in percent. Neither sees test labels before it is done predicting, and what the
-probe chooses (its weight decay) it chooses on a part of the training features.
+Both take precomputed features (see `fmicl.evaluation.features.extract_features`) and return accuracies in percent. The
+probe chooses its weight decay on a held-out part of the training features; test labels are only used to score.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from fmicl.evaluation.geometry import matrix, stream_neighbours
+from fmicl.evaluation.geometry import check_matrix, stream_neighbours
 from fmicl.evaluation.logistic import LogisticRegression
-from fmicl.models.norms import evaluating
 from fmicl.utils.numerics import exact_matmul
 
-__all__ = [
-    "LinearProbeResult",
-    "extract_features",
-    "knn_accuracy",
-    "knn_predict",
-    "linear_probe",
-]
+__all__ = ["LinearProbeResult", "knn_accuracy", "knn_predict", "linear_probe"]
 
-WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(0, 15))
-"""The probe's grid, from strong (1) to weak (1e-7) in half decades; the order of the path, too."""
+WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(15))
+"""The probe's grid: from 1 to 1e-7 in half decades."""
 
-# The path ends this many values (two decades) after the best one: weaker decay only fits noise more closely,
-# and takes by far the most iterations.
+# The grid search stops this many values (two decades) after the best one: weaker decay only overfits more, and takes
+# most of the iterations.
 _PATIENCE = 4
-
-_GIVEN = "logistic regression on frozen features, {views}, {fit}, weight decay {high:.1e}"
-_CHOSEN = (
-    "logistic regression on frozen features, {views}, {fit}; weight decay out of "
-    "{grid} values from {low:.0e} to {high:.0e} by accuracy on {share:.0%} of the training features "
-    "(stratified, seed {seed}), then fitted again to all of them"
-)
-
-
-@torch.no_grad()
-def extract_features(
-    encoder: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor | None]],
-    device: torch.device | str,
-    into: torch.device | str | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """Features of every batch, in order, as float32, with the labels if the batches have them.
-
-    The encoder runs in evaluation mode; each of its modules is given its own mode back, also after an error.
-
-    Args:
-        encoder: maps a batch (B, ...) to features (B, d).
-        batches: pairs of inputs and labels (or None), on any device.
-        device: where the encoder is.
-        into: where the features will be; None: on that device.
-
-    Returns:
-        (N, d) features, and (N,) labels or None.
-
-    Raises:
-        ValueError: if there are no batches, if only some have labels, or if a feature is not a flat vector.
-
-    Example:
-        >>> images, labels = torch.ones(3, 1, 2, 2), torch.tensor([0, 1, 1])
-        >>> features, kept = extract_features(nn.Flatten(), [(images, labels)], "cpu")
-        >>> features.shape, kept.tolist()
-        (torch.Size([3, 4]), [0, 1, 1])
-    """
-    gathered = device if into is None else into
-    features: list[Tensor] = []
-    labels: list[Tensor | None] = []
-    # As it was written, where it is compiled: that was for the batches of training, and others would compile it again.
-    run = encoder if encoder._compiled_call_impl is None else encoder.forward
-    with evaluating(encoder):
-        for inputs, target in batches:
-            output = run(inputs.to(device, non_blocking=True))
-            if output.ndim != 2:
-                raise ValueError(
-                    f"the encoder should give (batch, d) features; it gave {tuple(output.shape)}. "
-                    "Pool or flatten them first"
-                )
-            features.append(output.detach().to(gathered, torch.float32))
-            labels.append(None if target is None else target.to(gathered))
-    if not features:
-        raise ValueError("there is nothing to extract features from: no batches came")
-    known = [label for label in labels if label is not None]
-    if known and len(known) < len(labels):
-        raise ValueError(f"{len(labels) - len(known)} of {len(labels)} batches have no labels, the others do")
-    return torch.cat(features), torch.cat(known) if known else None
 
 
 @torch.no_grad()
@@ -106,29 +38,27 @@ def knn_predict(
     num_classes: int | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    r"""Labels by a weighted vote of the k nearest training features (Wu et al., 2018).
+    r"""Predict labels by a weighted vote of the k nearest training features (Wu et al., 2018).
 
     .. math:: \hat c(x) = \arg\max_c \sum_{i \in N_k(x),\; c_i = c} \exp(\cos(x, x_i) / \tau)
 
-    Exact and streaming: the similarity matrix only ever exists as a tile. Equal votes go to the smallest
-    label; which of several training features with the very same similarity is the k-th is not defined.
+    Exact; the similarity matrix is computed in tiles. Ties between classes go to the smallest label; among training
+    features of exactly equal similarity, which one is the k-th is undefined.
 
     Args:
-        train_features: (N, d), of any float type; directions count, lengths don't.
+        train_features: (N, d), any float type; only directions matter.
         train_labels: (N,) integers, not necessarily 0 to C - 1.
         test_features: (Q, d).
         k: number of neighbours, at most N.
         temperature: :math:`\tau`, positive.
-        num_classes: promise that labels are 0 to num_classes - 1, which is checked; None takes the labels
-            as they come.
-        chunk: test features at a time; None takes what suits the device.
+        num_classes: if given, labels must be 0 to num_classes - 1.
+        chunk: test features per tile; None chooses by device.
 
     Returns:
-        (Q,) predicted labels, on the device and of the type of `train_labels`.
+        Predicted labels (Q,), with device and type of `train_labels`.
 
     Raises:
-        ValueError: if shapes don't fit, k is out of range, the temperature is not positive, a label is out
-            of the promised range, or a feature is not finite.
+        ValueError: shapes don't match, k, temperature or a label is out of range, or a feature is not finite.
 
     Example:
         >>> train = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
@@ -137,21 +67,19 @@ def knn_predict(
     """
     _check_labels(train_labels, train_features, "train")
     if not temperature > 0:
-        raise ValueError(f"temperature should be positive; got {temperature}")
+        raise ValueError(f"temperature must be positive, got {temperature}")
     device = train_features.device
     if num_classes is None:
-        classes, codes = _encode(train_labels)
+        classes, codes = _class_codes(train_labels)
     else:
         low, high = int(train_labels.min()), int(train_labels.max())
         if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"labels run from {low} to {high}, which is outside 0 to {num_classes - 1} (num_classes={num_classes})"
-            )
+            raise ValueError(f"labels must lie in 0 to {num_classes - 1} (num_classes), got {low} to {high}")
         classes, codes = torch.arange(num_classes, device=device).to(train_labels), train_labels.long()
     codes = codes.to(device)
     votes: list[Tensor] = []
     for _, near in stream_neighbours(train_features, test_features, k, chunk=chunk):
-        # Relative to the nearest one: the same vote, and no overflow at a low temperature.
+        # Relative to the nearest neighbour: the same vote without overflow at low temperatures.
         weights = ((near.similarities - near.similarities[:, :1]) / temperature).exp()
         score = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, codes[near.indices], weights)
         votes.append(score.argmax(dim=1))
@@ -167,10 +95,10 @@ def knn_accuracy(
     k: int,
     temperature: float = 0.1,
 ) -> float:
-    """Percentage of test features that `knn_predict` labels rightly.
+    """Accuracy of `knn_predict` in percent.
 
     Raises:
-        ValueError: as `knn_predict`, or if the test labels don't fit their features.
+        ValueError: as `knn_predict`, or test labels and features don't match.
 
     Example:
         >>> train, labels = torch.eye(2), torch.tensor([0, 1])
@@ -185,20 +113,23 @@ def knn_accuracy(
 
 @dataclass(frozen=True)
 class LinearProbeResult:
-    """What a linear probe gave, and how it was made; `dataclasses.asdict` is ready for JSON."""
+    """Result of a linear probe; `dataclasses.asdict` makes it JSON.
+
+    Attributes:
+        accuracy: top-1 test accuracy, percent.
+        top5: top-5 test accuracy, percent; None with at most 5 classes.
+        weight_decay: the chosen one.
+        validation_accuracy: held-out accuracy that it was chosen by, percent; None if only one was given.
+        converged: whether the final fit converged before the iteration limit.
+        protocol: description of the protocol.
+    """
 
     accuracy: float
-    """Top-1 accuracy on the test features, percent."""
     top5: float | None
-    """Top-5 accuracy, percent; None with 5 classes or fewer."""
     weight_decay: float
-    """The chosen one, in the units of `linear_probe`'s objective."""
     validation_accuracy: float | None
-    """Accuracy that chose it, on the held-out part of the training features, percent; None if it was given."""
     converged: bool
-    """Whether the final fit ended before its limit of iterations."""
     protocol: str
-    """The protocol and its settings, in words."""
 
 
 @torch.no_grad()
@@ -214,40 +145,37 @@ def linear_probe(
     max_iterations: int = 300,
     views: tuple[Tensor, Tensor] | None = None,
 ) -> LinearProbeResult:
-    r"""Accuracy of the best linear classifier on frozen features.
+    r"""Fit multinomial logistic regression to frozen features and score it on test features.
 
-    The classifier minimises, with z the centred features, scaled by one number to unit variance on average,
+    The classifier minimises, with z the features after centring and division by their mean standard deviation,
 
-    .. math:: \frac1N \sum_i -\log \mathrm{softmax}(W z_i + b)_{c_i} + \frac\lambda2 \lVert W\rVert^2 ,
+    .. math:: \frac1N \sum_i -\log \mathrm{softmax}(W z_i + b)_{c_i} + \frac\lambda2 \lVert W\rVert^2
 
-    by L-BFGS to convergence, if that comes within ``max_iterations``. :math:`\lambda` is the one with the best
-    accuracy on a held-out, stratified part of the training features; the classifier is then fitted again to all
-    of them, and only that one meets the test features.
+    with L-BFGS until convergence or ``max_iterations``. :math:`\lambda` is the value with the best accuracy on a
+    held-out, stratified part of the training features; the classifier is then refitted to all of them.
 
-    This is the protocol of Kornblith et al. (2019), which SimCLR, BYOL and CLIP use for evaluation on
-    precomputed features. The other common one, 100 epochs of SGD with a cosine schedule, minimises the same
-    function less far, and its result depends on learning rate, batch size, schedule and seed; here the
-    problem is convex, so that there is one answer per :math:`\lambda`, the seed only deals the held-out
-    part, and nothing is left to tune. Published CIFAR-10 numbers come from both. Many train the classifier on
-    random crops and flips of the training images: with ``views`` it is fitted to features of these too, and
-    :math:`\lambda` is still chosen on features of samples as they are, no view of which was fitted to.
-    Centring and the common scale change neither the family of classifiers nor the path of solutions; they
-    make the grid mean the same for any encoder.
+    This is the protocol of Kornblith et al. (2019), used by SimCLR, BYOL and CLIP on precomputed features. The other
+    common protocol, 100 epochs of SGD, approximates the same minimum, and its result depends on learning rate, batch
+    size, schedule and seed. Here the problem is convex: each :math:`\lambda` has one solution, and the seed only
+    affects the held-out part. Published CIFAR-10 numbers come from both protocols. Many also train on random crops and
+    flips; ``views`` adds their features to the fit, while :math:`\lambda` is still chosen on unaugmented samples, no
+    view of which was fitted to. Centring and scaling don't change the family of classifiers; they make one grid suit
+    every encoder.
 
     Args:
         train_features: (N, d).
         train_labels: (N,) integers, not necessarily 0 to C - 1.
         test_features: (Q, d).
-        test_labels: (Q,) integers; a class that training doesn't have counts as an error.
-        weight_decays: candidates for :math:`\lambda`; with one, nothing is held out.
-        validation: share of each class to hold out for the choice.
+        test_labels: (Q,) integers; a class without training samples counts as an error.
+        weight_decays: candidates for :math:`\lambda`; with a single one, nothing is held out.
+        validation: fraction of each class to hold out.
         seed: seed of the held-out part.
-        max_iterations: limit for each fit.
-        views: (M, d) features of random views of training samples, and (M,) which samples they are of.
+        max_iterations: iteration limit of each fit.
+        views: features (M, d) of random views of training samples, and their sample indices (M,).
 
     Raises:
-        ValueError: if shapes don't fit, views are of samples that there aren't, there are fewer than 2 classes,
-            the settings are out of range, or a feature is not finite.
+        ValueError: shapes don't match, a sample index or an option is out of range, there are fewer than 2 classes, or
+            a feature is not finite.
 
     Example:
         >>> x = torch.cat([torch.linspace(-2, -1, 40), torch.linspace(1, 2, 40)]).unsqueeze(1)
@@ -259,66 +187,73 @@ def linear_probe(
     _check_labels(test_labels, test_features, "test")
     path = sorted({float(value) for value in weight_decays}, reverse=True)
     if not path or not path[-1] > 0:
-        raise ValueError(f"weight_decays should be positive numbers; got {path}")
+        raise ValueError(f"weight_decays must be positive numbers, at least one, got {path}")
     if not 0 < validation < 1:
-        raise ValueError(f"validation is a share of the training features, between 0 and 1; got {validation}")
+        raise ValueError(f"validation must lie between 0 and 1, got {validation}")
     if max_iterations < 1:
-        raise ValueError(f"max_iterations should be at least 1; got {max_iterations}")
-    train = matrix(train_features, "train_features").float()
-    test = matrix(test_features, "test_features").to(train)
+        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
+    train = check_matrix(train_features, "train_features").float()
+    test = check_matrix(test_features, "test_features").to(train)
     if test.shape[1] != train.shape[1]:
         raise ValueError(f"train features have {train.shape[1]} dimensions, test features {test.shape[1]}")
-    classes, codes = _encode(train_labels.to(train.device))
+    classes, codes = _class_codes(train_labels.to(train.device))
     if len(classes) < 2:
-        raise ValueError("a linear probe needs at least 2 classes in the training labels; got 1")
+        raise ValueError("a linear probe needs training labels of at least 2 classes, got 1")
 
-    rows, owners = _with_views(train, views)
-    rows, test, spectrum = _prepare(rows, test)
+    rows, samples = _append_views(train, views)
+    rows, test, spectrum = _standardise(rows, test)
     with exact_matmul(train.device):
         chosen, best = path[0], None
         if len(path) > 1:
-            chosen, best = _choose(rows, owners, codes, spectrum, path, validation, seed, max_iterations)
-        model = LogisticRegression(rows, codes[owners], len(classes), spectrum)
+            chosen, best = _choose_decay(rows, samples, codes, spectrum, path, validation, seed, max_iterations)
+        model = LogisticRegression(rows, codes[samples], len(classes), spectrum)
         converged = model.fit(chosen, max_iterations)
         ranked = model.logits(test).topk(min(5, len(classes)), dim=1).indices
     hits = classes[ranked] == test_labels.to(train.device).unsqueeze(1)
-    settings: dict[str, Any] = {"grid": len(path), "low": path[-1], "high": path[0], "share": validation, "seed": seed}
-    settings["fit"] = f"L-BFGS {'to convergence' if converged else f'for {max_iterations} iterations'}"
+
     added = len(rows) - len(train)
-    settings["views"] = f"with those of {added} random views of the training samples" if added else "no augmentation"
+    data = f"with those of {added} random views of the training samples" if added else "no augmentation"
+    protocol = f"logistic regression on frozen features, {data}, L-BFGS "
+    protocol += "to convergence" if converged else f"for {max_iterations} iterations"
+    if len(path) == 1:
+        protocol += f", weight decay {chosen:.1e}"
+    else:
+        protocol += (
+            f"; weight decay out of {len(path)} values from {path[-1]:.0e} to {path[0]:.0e} by accuracy on "
+            f"{validation:.0%} of the training features (stratified, seed {seed}), then fitted again to all of them"
+        )
     return LinearProbeResult(
         accuracy=_percent(hits[:, 0]),
         top5=_percent(hits.any(dim=1)) if len(classes) > 5 else None,
         weight_decay=chosen,
         validation_accuracy=best,
         converged=converged,
-        protocol=(_CHOSEN if len(path) > 1 else _GIVEN).format(**settings),
+        protocol=protocol,
     )
 
 
-def _with_views(train: Tensor, views: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Features of samples as they are, then of their views; and which sample each row is of."""
+def _append_views(train: Tensor, views: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Features of the samples followed by those of their views, and the sample index of each row."""
     own = torch.arange(len(train), device=train.device)
     if views is None:
         return train, own
-    features, owners = matrix(views[0], "features of views").to(train), views[1].to(train.device)
+    features, samples = check_matrix(views[0], "features of views").to(train), views[1].to(train.device)
     if features.shape[1] != train.shape[1]:
         raise ValueError(f"train features have {train.shape[1]} dimensions, those of their views {features.shape[1]}")
-    if owners.shape != (len(features),) or owners.is_floating_point() or owners.is_complex():
+    if samples.shape != (len(features),) or samples.is_floating_point() or samples.is_complex():
         raise ValueError(
-            f"each of the {len(features)} views needs the index of its sample; "
-            f"got {tuple(owners.shape)} of {owners.dtype}"
+            f"views need {len(features)} integer sample indices, got {tuple(samples.shape)} of {samples.dtype}"
         )
-    unknown = owners[(owners < 0) | (owners >= len(train))]
+    unknown = samples[(samples < 0) | (samples >= len(train))]
     if len(unknown):
-        raise ValueError(f"views are of the training samples 0 to {len(train) - 1}, but one is of {int(unknown[0])}")
-    return torch.cat([train, features]), torch.cat([own, owners])
+        raise ValueError(f"sample indices of views must lie in 0 to {len(train) - 1}, got {int(unknown[0])}")
+    return torch.cat([train, features]), torch.cat([own, samples])
 
 
-def _prepare(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centred by the training mean, at unit mean variance, along the training covariance's eigenvectors."""
+def _standardise(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre and scale to unit mean variance, rotate to the eigenbasis of the training covariance; its spectrum."""
     centre = train.mean(dim=0)
-    # Twice: a mean that is large beside the spread leaves its own rounding error behind the first time.
+    # A second pass removes the rounding error of a mean that is large compared with the spread.
     again = (train - centre).mean(dim=0)
     train, test = train - centre - again, test - centre - again
     scale = train.square().mean().sqrt()
@@ -331,9 +266,9 @@ def _prepare(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return train @ basis, test @ basis, spectrum.clamp_min(0.0).to(train)
 
 
-def _choose(
+def _choose_decay(
     rows: Tensor,
-    owners: Tensor,
+    samples: Tensor,
     codes: Tensor,
     spectrum: Tensor,
     path: list[float],
@@ -341,14 +276,14 @@ def _choose(
     seed: int,
     max_iterations: int,
 ) -> tuple[float, float]:
-    """The weight decay with the best held-out accuracy, and that accuracy; lower loss decides among equals."""
+    """The weight decay with the best held-out accuracy (ties: lower loss), and that accuracy."""
     held = _held_out(codes, validation, seed)
-    fitted = ~held[owners]
-    model = LogisticRegression(rows[fitted], codes[owners[fitted]], int(codes.max()) + 1, spectrum)
-    unseen, truth = rows[: len(codes)][held], codes[held]  # samples as they are
+    fitted = ~held[samples]
+    model = LogisticRegression(rows[fitted], codes[samples[fitted]], int(codes.max()) + 1, spectrum)
+    unseen, truth = rows[: len(codes)][held], codes[held]  # unaugmented
     best = (float("-inf"), float("-inf"))
     chosen, worse = path[0], 0
-    for decay in path:  # from strong to weak, each fit starting at the one before
+    for decay in path:  # from strong to weak, each warm-started from the one before
         model.fit(decay, max_iterations)
         logits = model.logits(unseen)
         score = _percent(logits.argmax(dim=1) == truth), -float(functional.cross_entropy(logits, truth))
@@ -359,26 +294,25 @@ def _choose(
     return chosen, best[0]
 
 
-def _held_out(codes: Tensor, share: float, seed: int) -> Tensor:
-    """A mask over the samples: that share of each class, and at least one of each that has two."""
+def _held_out(codes: Tensor, fraction: float, seed: int) -> Tensor:
+    """Mask of a stratified random part: at least one sample of each class that has two."""
     labels = codes.cpu()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     order = order[labels[order].argsort(stable=True)]
     counts = labels.bincount()
-    place = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]
-    quota = (counts * share).long().clamp_min(1).minimum(counts - 1)
+    rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts)[labels[order]]  # within the class
+    quota = (counts * fraction).long().clamp_min(1).minimum(counts - 1)
     mask = torch.zeros(len(labels), dtype=torch.bool)
-    mask[order] = place < quota[labels[order]]
+    mask[order] = rank < quota[labels[order]]
     if not bool(mask.any()):
         raise ValueError(
-            "no class has two training samples, so that none can be held out to choose the weight decay; "
-            "give one value as weight_decays"
+            "no class has 2 training samples, so none can be held out: pass a single value as weight_decays"
         )
     return mask.to(codes.device)
 
 
-def _encode(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The labels that occur, in order, and for each sample the place of its own among them."""
+def _class_codes(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The sorted distinct labels, and the position of each sample's label among them."""
     classes: Tensor
     codes: Tensor
     classes, codes = torch.unique(labels, return_inverse=True)
@@ -387,12 +321,9 @@ def _encode(labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_labels(labels: Tensor, features: Tensor, name: str) -> None:
     if labels.ndim != 1 or len(labels) != len(features):
-        raise ValueError(
-            f"{name} labels should be ({len(features)},), one for each of the {name} features; "
-            f"got {tuple(labels.shape)}"
-        )
+        raise ValueError(f"{name} labels must be ({len(features)},) like the features, got {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex():
-        raise ValueError(f"{name} labels should be integers; got {labels.dtype}")
+        raise ValueError(f"{name} labels must be integers, got {labels.dtype}")
 
 
 def _percent(hits: Tensor) -> float:

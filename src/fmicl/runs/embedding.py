@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.utils.validation import TokenPooling
 from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
-from fmicl.evaluation.probes import extract_features
+from fmicl.evaluation.features import evaluation_batch_size, extract_features
 from fmicl.runs.export import EncoderConfig, load_encoder
-from fmicl.utils.files import check_new, write_whole
-from fmicl.training.image_evaluation import images_at_once
 from fmicl.runs.folder import exclude_runs, open_run
 from fmicl.utils.device import pick_device
+from fmicl.utils.files import check_new, write_whole
+from fmicl.utils.validation import TokenPooling
 
 FORMATS = (".parquet", ".npz", ".csv")
 LARGEST_NAMES = 2**30
@@ -79,7 +78,7 @@ def embed_folder(
         size=config.size,
         mean=config.mean,
         std=config.std,
-        batch_size=images_at_once(config.size, target) if batch_size is None else batch_size,
+        batch_size=evaluation_batch_size(config.size, target) if batch_size is None else batch_size,
         device=target,
         workers=workers,
         skipped=broken,

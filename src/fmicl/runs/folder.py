@@ -1,36 +1,32 @@
-"""The folder that a run leaves: made once, written whole, read without pickle.
+"""The run folder: layout, creation, lookup, settings.
 
 RUN/settings.json  metrics.csv  tensorboard/  checkpoints/last.ckpt  encoder.safetensors  encoder.json
     projection.safetensors  results.json  arrays.safetensors  figures/  report.html
 
-A run on sentences has, in the place of the encoder's two files, sentence_transformer/ and a modules.json that makes the
-run folder itself one of sentence-transformers.
+A text run has sentence_transformer/ and modules.json instead of the encoder's two files; modules.json makes the run
+folder itself a sentence-transformers model.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from fmicl.utils.device import describe_device
-from fmicl.utils.files import check_writable, read_json, write_json, write_whole
-from fmicl.utils.provenance import command_line, commit, versions
+from fmicl.utils import run_files
+from fmicl.utils.files import check_writable
 
 ROOT = Path("runs")
-"""Where runs go by default, under the current folder."""
-COPY_IT = "what a run leaves is in its folder; copy it to where that is allowed, and name the copy"
-"""What to do with a run that can't be written to."""
+"""Default parent of run folders, relative to the current folder."""
+READ_ONLY_HINT = "copy the run folder to a place that you may write to, and use the copy"
+"""What to do about a run folder without write permission."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The places in a run folder.
+    """The paths in a run folder.
 
     Example:
         >>> Run(Path("runs/digits-001")).checkpoint.as_posix()
@@ -39,91 +35,101 @@ class Run:
 
     path: Path
 
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        """Whether a folder is a run, finished or not: whether it has settings."""
+        return Run(path).settings.is_file()
+
     @property
     def settings(self) -> Path:
-        """What was trained, with what: enough to run it again."""
-        return self.path / "settings.json"
+        """Recipe, settings, data fingerprint, command, versions: enough to repeat the run."""
+        return self.path / run_files.SETTINGS
 
     @property
     def metrics(self) -> Path:
-        """One row for each epoch."""
-        return self.path / "metrics.csv"
+        """One row per epoch (text: per validation)."""
+        return self.path / run_files.METRICS
 
     @property
     def tensorboard(self) -> Path:
-        """The folder of event files."""
+        """Folder of event files."""
         return self.path / "tensorboard"
 
     @property
     def checkpoint(self) -> Path:
-        """Where to go on from."""
-        return self.path / "checkpoints" / "last.ckpt"
+        """State of the training, to resume from."""
+        return self.path / run_files.CHECKPOINT_FOLDER / "last.ckpt"
 
     @property
     def encoder(self) -> Path:
-        """The encoder's weights."""
+        """Weights of the encoder."""
         return self.path / "encoder.safetensors"
 
     @property
     def encoder_config(self) -> Path:
-        """How to build the encoder that the weights fit."""
-        return self.path / "encoder.json"
+        """How to build the encoder, and how to normalise its images."""
+        return self.path / run_files.ENCODER_CONFIG
 
     @property
     def projection(self) -> Path:
-        """The weights of the projection head."""
+        """Weights of the projection head."""
         return self.path / "projection.safetensors"
 
     @property
     def sentence_transformer(self) -> Path:
-        """Of a run on sentences: the encoder with its tokenizer, as sentence-transformers keeps it."""
+        """Text runs: folder of encoder and tokenizer in sentence-transformers' format."""
         return self.path / "sentence_transformer"
 
     @property
     def modules(self) -> Path:
-        """Of a run on sentences: what makes the run folder itself a sentence encoder."""
+        """Text runs: makes the run folder itself a sentence-transformers model."""
         return self.path / "modules.json"
 
     @property
     def results(self) -> Path:
-        """Accuracies and geometry at the last epoch."""
+        """Results of the evaluation."""
         return self.path / "results.json"
 
     @property
     def arrays(self) -> Path:
-        """What the figures are drawn from."""
+        """Pair distances and nearest neighbours, for the figures."""
         return self.path / "arrays.safetensors"
 
     @property
+    def figures(self) -> Path:
+        """Folder of PNGs."""
+        return self.path / "figures"
+
+    @property
     def report(self) -> Path:
-        """The page."""
+        """The HTML report."""
         return self.path / "report.html"
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, the page being the last thing written."""
+        """Whether the run has ended: the report is the last file written."""
         return self.report.exists() and self.results.exists()
 
 
-def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
-    """Make a new run folder: ``out``, or the next free number under ``root``.
+def create_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
+    """Create a run folder: ``out``, or the next free number under ``root``.
 
     Raises:
-        FileExistsError: ``out`` exists; nothing is ever overwritten.
-        NotADirectoryError: ``out`` is a file, or would be in one.
-        PermissionError: no folder can be made there.
+        FileExistsError: ``out`` exists.
+        NotADirectoryError: ``out`` is a file or lies below one.
+        PermissionError: the folder can't be created.
 
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> [new_run("digits", root=folder).path.name for _ in range(2)]
+        >>> [create_run("digits", root=folder).path.name for _ in range(2)]
         ['digits-001', 'digits-002']
     """
-    check_place(out, root)
+    check_new_run(out, root)
     if out is not None:
         try:
             out.mkdir(parents=True)
-        except FileExistsError:  # since then
+        except FileExistsError:  # another process has just created it
             raise _exists(out) from None
         return Run(out)
     root.mkdir(parents=True, exist_ok=True)
@@ -137,27 +143,25 @@ def new_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
             return Run(root / f"{name}-{number:03d}")
 
 
-def check_place(out: Path | None, root: Path = ROOT) -> None:
-    """Refuse a place that no new run can have, before the work for it is done. See :func:`new_run`."""
+def check_new_run(out: Path | None, root: Path = ROOT) -> None:
+    """Raise the errors of :func:`create_run` without creating anything, to fail before data is loaded."""
     if out is not None and out.is_dir():
         raise _exists(out)
     check_writable(out or root, "take another --out")
 
 
 def _exists(out: Path) -> FileExistsError:
-    return FileExistsError(
-        f"{out} exists, and a run never overwrites one: take another --out, or go on with it by --resume"
-    )
+    return FileExistsError(f"{out} exists, and a run never overwrites another: take another --out, or add --resume")
 
 
 def latest_run(name: str, root: Path = ROOT) -> Run | None:
-    """The numbered run of this recipe with the highest number, if there is one."""
+    """The run of this name with the highest number, if there is one."""
     runs = sorted(_numbered(name, root), key=lambda path: int(path.name[len(name) + 1 :]))
     return Run(runs[-1]) if runs else None
 
 
-def old_run(name: str, out: Path | None) -> Run | None:
-    """The run to go on with: in that folder, or the newest of that name; None where there is none.
+def find_run(name: str, out: Path | None) -> Run | None:
+    """The run to resume: the one in ``out``, or the latest of that name; None if there is none.
 
     Raises:
         ValueError: ``out`` is a file.
@@ -165,7 +169,7 @@ def old_run(name: str, out: Path | None) -> Run | None:
     if out is None:
         return latest_run(name)
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file, not the folder of a run to resume")
+        raise ValueError(f"{out} is a file, not a run folder to resume")
     return Run(out) if out.exists() else None
 
 
@@ -177,33 +181,26 @@ def open_run(path: Path | str) -> Run:
     """An existing run folder.
 
     Raises:
-        FileNotFoundError: there is no such folder, or it is not one that ``fmicl train`` left.
+        FileNotFoundError: there is no such folder, or it is not a run of ``fmicl train``.
     """
     run = Run(Path(path))
     if not run.path.is_dir():
-        file = f"{run.path} is a file, not the folder of a run"
+        file = f"{run.path} is a file, not a run folder"
         raise FileNotFoundError(file if run.path.exists() else f"there is no run folder {run.path}")
     if not run.settings.exists():
-        raise FileNotFoundError(f"{run.path} is not a run folder of `fmicl train`: it has no settings.json")
+        raise FileNotFoundError(f"{run.path} is not a run folder of `fmicl train`: it has no {run.settings.name}")
     return run
 
 
-def is_run_folder(path: Path) -> bool:
-    """Whether a folder is that of a run or of a sweep, by the files in it."""
-    if os.path.isfile(path / "sweep.json"):
-        return True
-    run = Run(path)
-    beside = os.path.isfile(run.metrics) or os.path.isfile(run.encoder_config) or os.path.isdir(run.checkpoint.parent)
-    return beside and os.path.isfile(run.settings)
-
-
 def exclude_runs(path: Path) -> str | None:
-    """For the search of image files: the figures of runs, which may lie below a data folder, are no data."""
-    return "fmicl run" if is_run_folder(path) else None
+    """For the search of image files: the figures of runs and sweeps, which may lie below a data folder, are no data."""
+    folders = [entry.name for entry in path.iterdir() if entry.is_dir()]
+    files = [entry.name for entry in path.iterdir() if entry.is_file()]
+    return "fmicl run" if run_files.is_run_folder(folders, files) else None
 
 
-def remove_halves(run: Run) -> None:
-    """Remove what a killed process left of files that it was just writing."""
+def remove_temporary_files(run: Run) -> None:
+    """Remove the partial files that a killed process has left."""
     for path in list(run.path.rglob(".*.tmp")):
         if path.is_dir():
             shutil.rmtree(path)

@@ -17,8 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
-from fmicl.runs.html import NAMES, data, document, flat, is_number, pairs, percent, show, table, words
 from fmicl.runs.figures import Theme, distance_figure, loss_curve, metric_curve, neighbour_figure, read_metrics
+from fmicl.runs.html import NAMES, data, document, flat, is_number, pairs, percent, show, table, words
 from fmicl.utils.files import write_whole
 
 __all__ = ["distance_figure", "loss_curve", "neighbour_figure", "write_report"]

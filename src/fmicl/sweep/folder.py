@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fmicl.runs.folder import new_run
+from fmicl.runs.folder import create_run
 from fmicl.sweep.grid import Cell
 from fmicl.utils import locks
 from fmicl.utils.files import check_writable, read_json
@@ -55,7 +55,7 @@ def find_folder(
             saved = read_json(file)
             if saved["recipe"] == name and {key_of(x["changes"], machine) for x in saved["runs"].values()} == wanted:
                 return file.parent
-    return new_run(name, root=root).path
+    return create_run(name, root=root).path
 
 
 @contextlib.contextmanager

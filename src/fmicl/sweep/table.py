@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fmicl.cli.tables import clock
+from fmicl.utils.formatting import format_duration
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Display", "Progress", "Row", "clock", "read_progress", "scores", "spread", "summarise", "summary_table"]
+__all__ = ["Display", "Progress", "Row", "read_progress", "scores", "spread", "summarise", "summary_table"]
 
 SCORES = {"knn": "k-NN", "linear": "linear", "linear_views": "linear on views", "avg": "STS avg", "STSB": "STS-B"}
 """Results that are shown, where a run has them."""
@@ -276,7 +276,7 @@ def _cell(row: Row, heading: str) -> str:
         return "" if p.epoch is None else f"{p.epoch:g}{'' if row.epochs is None else f'/{row.epochs}'}"
     if heading == "time left":
         left = time_left(row) if row.state == "running" else None
-        return "evaluating" if left == 0 else clock(left)
+        return "evaluating" if left == 0 else format_duration(left)
     values = {"s/epoch": p.seconds, "loss": p.loss, "score": next(iter(scores(row.results).values()), p.score)}
     value, digits = values[heading], {"s/epoch": 1, "loss": 4, "score": 2}[heading]
     return "" if value is None else f"{value:.{digits}f}"
@@ -303,4 +303,4 @@ def _left(rows: Sequence[Row], slots: int | None) -> str:
         return ""
     later = sum(epochs or 0 for epochs in waiting) * statistics.fmean(pace)
     total = max(max(running), (sum(running) + later) / max(1, slots or len(rows)))
-    return f"; about {clock(total)} left" if total else "; evaluating"
+    return f"; about {format_duration(total)} left" if total else "; evaluating"

@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from fmicl.config import OptimisationOptions, Settings
-from fmicl.runs.folder import COPY_IT, Run, check_place, new_run, old_run, remove_halves
+from fmicl.runs.folder import READ_ONLY_HINT, Run, check_new_run, create_run, find_run, remove_temporary_files
 from fmicl.runs.report import write_report
 from fmicl.runs.settings import read_fingerprint, read_settings, write_settings
 from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, Monitor, MonitorNothing
@@ -61,7 +61,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         device, processes = pick_device(settings.device), find_processes(settings.devices)
         main = processes.rank == 0
         if main and not resume:
-            check_place(out)  # now, and not when the data has been read
+            check_new_run(out)  # now, and not when the data has been read
         check_batch(settings, processes.world_size)
         kind = task_class(settings.task.name)
         kind.check(settings)
@@ -69,7 +69,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         context = Context(device, processes, say if main else lambda _: None, compiled)
         torch.manual_seed(settings.seed)  # the same weights on all processes, and in all runs with this seed
         task = kind(settings, context)
-        old = old_run(settings.recipe, out) if resume else None
+        old = find_run(settings.recipe, out) if resume else None
         if old is not None and old.finished:  # all processes see this, and none waits for another
             check_same(old, settings, task)
             context.say(f"the run in {old.path} is finished already")
@@ -129,12 +129,12 @@ def open_folder(settings: Settings, task: Task, out: Path | None, old: Run | Non
     elif old is not None and any(path.name != LOCK for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     if old is not None:
-        check_writable(old.path, COPY_IT)
-    run = old or new_run(settings.recipe, out)
+        check_writable(old.path, READ_ONLY_HINT)
+    run = old or create_run(settings.recipe, out)
     taken = f"another process is training in {run.path}: wait for it, end it first, or take another --out"
     with locked(run.path, taken):
         if run.settings.exists():
-            remove_halves(run)
+            remove_temporary_files(run)
         else:
             write_settings(run, settings, str(task.context.device), task.fingerprint())
         try:

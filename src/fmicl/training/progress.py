@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fmicl.cli.tables import clock
+from fmicl.utils.formatting import format_duration
 from fmicl.training.module import TrainingModule
 
 
@@ -79,7 +79,7 @@ class ProgressDisplay(Callback):
             self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=samples)
         else:
             left = (self.total - done) / rate
-            self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {clock(left)}")
+            self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {format_duration(left)}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was, cursor and all; after an exception Lightning calls no `teardown`."""

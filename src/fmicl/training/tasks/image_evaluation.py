@@ -29,24 +29,16 @@ from fmicl.data import (
 )
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
-from fmicl.evaluation.probes import extract_features, knn_accuracy, linear_probe
+from fmicl.evaluation.features import EVALUATION_BATCH, evaluation_batch_size, extract_features
+from fmicl.evaluation.probes import knn_accuracy, linear_probe
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.methods import Method
-from fmicl.runs.folder import COPY_IT, Run, open_run
+from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
 from fmicl.training.tasks.image_parts import load_splits
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import check_writable, keep_old, write_json, write_whole
 
-EVALUATION_BATCH = 512
-EVALUATION_PIXELS = 2**19
-"""A batch of large images has fewer of them, so that it has no more pixels than 512 images of CIFAR-10: a CPU machine
-that has the memory to train has it to evaluate."""
-GPU_PIXELS = 2**21
-"""On a GPU a batch of small images has more of them, up to so many pixels, or views of a training step: it takes longer
-to ask for a kernel than to run it."""
-GPU_LARGE = 2**23
-"""Pixels of a batch of large images there; where a training step has more of them, an evaluation may, too."""
 PAIRS = 2048
 """At most so many samples are looked at for the geometry of the embeddings."""
 FEW_CLASSES = 20
@@ -90,7 +82,7 @@ def evaluate_run(
         PermissionError: the results can't be written into the run folder.
     """
     run = open_run(run.path if isinstance(run, Run) else run)
-    check_writable(run.path, COPY_IT)
+    check_writable(run.path, READ_ONLY_HINT)
     settings = read_settings(run, "images")
     changes: dict[str, Any] = {
         "data_dir": data_dir, "workers": workers, "probe_views": probe_views, "download": False,
@@ -205,28 +197,8 @@ def _features(
     return extract_features(encoder, batches, device)
 
 
-def images_at_once(size: int, device: torch.device, views: int = 0) -> int:
-    """How many images of a side go through an encoder together, without gradients.
-
-    Args:
-        size: their side in pixels.
-        device: where.
-        views: how many go through it in a training step, where there is one: that many small ones a GPU takes.
-
-    Example:
-        >>> [images_at_once(size, torch.device("cpu")) for size in (32, 224)]
-        [512, 10]
-        >>> [images_at_once(size, torch.device("cuda")) for size in (32, 224)]
-        [512, 167]
-    """
-    if device.type == "cuda":
-        small = max(EVALUATION_BATCH, min(GPU_PIXELS // size**2, views))
-        return max(1, min(small, max(GPU_LARGE // size**2, views)))
-    return max(1, min(EVALUATION_BATCH, EVALUATION_PIXELS // size**2))
-
-
 def _batch_size(settings: Settings, device: torch.device) -> int:
-    return images_at_once(settings.size, device, settings.multiplicity * settings.batch_size)
+    return evaluation_batch_size(settings.size, device, settings.multiplicity * settings.batch_size)
 
 
 def _features_of_views(

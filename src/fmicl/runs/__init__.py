@@ -1,0 +1,1 @@
+"""Run folders: layout, export, embeddings, figures and the HTML report."""

@@ -1,0 +1,61 @@
+"""settings.json of a run: what was trained, with what, on which data; enough to run it again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fmicl.config import Settings
+from fmicl.runs.folder import Run
+from fmicl.utils.device import describe_device
+from fmicl.utils.files import read_json, write_json
+from fmicl.utils.provenance import command_line, commit, versions
+
+__all__ = ["read_fingerprint", "read_settings", "read_task", "write_settings"]
+
+
+def write_settings(run: Run, settings: Settings, device: str, data: dict[str, Any] | None = None) -> None:
+    """Write settings.json: all options, and the fingerprint of the data."""
+    write_json(
+        run.settings,
+        {
+            "recipe": settings.recipe,
+            "task": settings.task.name,
+            "hash": settings.hash,
+            "settings": settings.to_json(),
+            "data": data,
+            "command": command_line(),
+            "versions": versions(["torch", "lightning", *settings.task.packages]),
+            "device": describe_device(device),
+            "commit": commit(),
+            "seed": settings.seed,
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    )
+
+
+def read_settings(run: Run, task: str | None = None) -> Settings:
+    """The settings of a run.
+
+    Args:
+        run: the run.
+        task: the task that it must be of, images or text; None for any.
+
+    Raises:
+        ValueError: it is a run of another task, or has settings that this version doesn't know.
+    """
+    saved = read_json(run.settings)
+    if task is not None and saved["task"] != task:
+        raise ValueError(f"{run.path} is a run on {saved['task']}, not on {task}")
+    return Settings.from_json(str(saved["recipe"]), saved["settings"])
+
+
+def read_task(run: Run) -> str:
+    """What a run was trained on: images or text."""
+    return str(read_json(run.settings)["task"])
+
+
+def read_fingerprint(run: Run) -> dict[str, Any] | None:
+    """The fingerprint of the data that a run was started with; None if it has none."""
+    data = read_json(run.settings).get("data")
+    return data if isinstance(data, dict) else None

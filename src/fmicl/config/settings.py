@@ -31,7 +31,7 @@ from fmicl.methods import METHODS, MethodOptions
 from fmicl.utils.options import Option, check_types, options_of
 from fmicl.utils.registry import Registry, load_plugins, unknown_name
 
-__all__ = ["Group", "Recipe", "Schema", "Settings", "TaskOptions", "recipe", "RECIPES", "register_recipe", "TASKS"]
+__all__ = ["RECIPES", "TASKS", "Group", "Recipe", "Schema", "Settings", "TaskOptions", "recipe", "register_recipe"]
 
 T = TypeVar("T")
 
@@ -167,10 +167,7 @@ class Schema:
 
     def used(self, values: Mapping[str, Any]) -> list[Group]:
         """The groups that are used with these values."""
-        found = []
-        for group in self.groups:
-            if group.choice is None or values[group.choice[0]] == group.choice[1]:
-                found.append(group)
+        found = [group for group in self.groups if group.choice is None or values[group.choice[0]] == group.choice[1]]
         objective = next(group.options for group in found if group.choice == ("objective", values["objective"]))
         if not any(option.name == "divergence" for option in options_of(objective)):
             found = [group for group in found if group.choice is None or group.choice[0] != "divergence"]
@@ -266,6 +263,11 @@ class Settings:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return functools.partial(Settings, self.recipe, **self.changes), ()
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The values of all options, used or not."""
+        return dict(self._values)
 
     def replace(self, **changes: Any) -> Settings:
         """The same settings with other values.

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from fmicl.methods.rotation import Rotation
 from fmicl.models.norms import by_past
 from fmicl.models.vision import projection_head
-from fmicl.utils.triton import triton_runs_on
 
 __all__ = ["Comparison", "Method", "MomentumMethod"]
 

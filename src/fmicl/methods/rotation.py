@@ -28,12 +28,12 @@ class RotationOptions:
 
     rotation_weight: float = option(
         0.0,
-        "Weight of rotation prediction (E-SSL), a second term of the loss (0: none). It bounds the f-mutual information "
-        "between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for other "
+        "Weight of rotation prediction (E-SSL), a second term of the loss (0: none). It bounds the f-mutual "
+        "information between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for other "
         "objectives; E-SSL takes 0.4.",
     )
     rotation_size: int | None = option(
-        None, "Side of the rotated images, which are made from the first views (None: half of theirs if that leaves 16)."
+        None, "Side of the rotated images, made from the first views (None: half of theirs if that leaves 16)."
     )
 
     def __post_init__(self) -> None:
@@ -141,8 +141,8 @@ def require_finite_at_zero(divergence: Divergence) -> Divergence:
     """
     if not bool(divergence.f(0.0).isfinite()):
         raise ValueError(
-            f"rotation prediction needs a divergence with a finite f(0), but that of {divergence.name} is infinite, and "
-            "so is the information once a rotation is certain: take kl or js, or leave rotation_weight at 0"
+            f"rotation prediction needs a divergence with a finite f(0), but that of {divergence.name} is infinite, "
+            "and so is the information once a rotation is certain: take kl or js, or leave rotation_weight at 0"
         )
     return divergence
 

@@ -132,7 +132,7 @@ def embed_text(
         ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, the run is none of
             sentences, a pooling is missing or too many, or a .npz would have more than a GiB of sentences.
     """
-    from fmicl.training.text_evaluation import check_sentence_encoder, load_sentence_transformer
+    from fmicl.runs.sentence_encoder import check_sentence_encoder, load_sentence_transformer
 
     _check_batch(batch_size)
     _check_output(output)

@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fmicl.utils.files import write_whole
-from fmicl.models.vision import build_encoder, projection_head
 from fmicl.config import Settings
+from fmicl.models.vision import build_encoder, projection_head
 from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, read_task
-from fmicl.utils.files import read_json, write_json
+from fmicl.utils.files import read_json, write_json, write_whole
 
 __all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
 from fmicl.utils import run_files
 from fmicl.utils.files import check_writable

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from fmicl.config.fields import arguments
-from fmicl.utils.formatting import format_duration
 from fmicl.runs.folder import Run, read_settings
 from fmicl.sweep.checks import check_cells
 from fmicl.sweep.folder import (
@@ -50,6 +49,7 @@ from fmicl.sweep.names import names_of
 from fmicl.sweep.table import Display, Progress, read_progress, scores, summarise, summary_table
 from fmicl.training.signals import handlers_to_replace
 from fmicl.utils.files import read_json, write_json
+from fmicl.utils.formatting import format_duration
 from fmicl.utils.provenance import command_line
 
 __all__ = ["Sweep", "SweepRun", "run_sweep"]
@@ -312,7 +312,9 @@ class Sweep:
                 run.state = "finished"
                 run.read_results()
                 found = ", ".join(f"{label} {value:.2f}" for label, value in scores(run.results).items())
-                display.say(f"[{_time()}] {run.name}: finished in {format_duration(run.seconds)}{found and '; ' + found}")
+                display.say(
+                    f"[{_time()}] {run.name}: finished in {format_duration(run.seconds)}{found and '; ' + found}"
+                )
             elif stopping:
                 run.state = "stopped"
             else:

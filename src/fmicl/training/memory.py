@@ -1,7 +1,7 @@
 """Memory check before training: does a batch fit into the memory of the machine?
 
-On a CPU, running out of memory gives no message: the kernel kills the process. So the memory of a step is estimated from
-what two small batches save for the backward pass, and compared with what is free.
+On a CPU, running out of memory gives no message: the kernel kills the process. So the memory of a step is estimated
+from what two small batches save for the backward pass, and compared with what is free.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class MemoryNeed:
         """The largest power of 2 of samples that fits; 0 if not even two do.
 
         Example:
-            >>> MemoryNeed(constant=10, sample=2).largest_batch(100), MemoryNeed(constant=10, sample=2).largest_batch(13)
+            >>> need = MemoryNeed(constant=10, sample=2)
+            >>> need.largest_batch(100), need.largest_batch(13)
             (32, 0)
         """
         most = (free - self.constant) / self.sample

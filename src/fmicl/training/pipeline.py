@@ -74,9 +74,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
             check_same(old, settings, task)
             context.say(f"the run in {old.path} is finished already")
             return old if main else None
-        module = TrainingModule(
-            task.build_method(), Optimisation.of(settings[OptimisationOptions], len(task.stream))
-        )
+        module = TrainingModule(task.build_method(), Optimisation.of(settings[OptimisationOptions], len(task.stream)))
         precision = resolve_precision(settings, device)
         if device.type == "cpu" and not compiled:  # GPUs raise an error, and a compiled network keeps what it likes
             check_memory(

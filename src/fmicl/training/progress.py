@@ -10,8 +10,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from fmicl.utils.formatting import format_duration
 from fmicl.training.module import TrainingModule
+from fmicl.utils.formatting import format_duration
 
 
 class ProgressDisplay(Callback):

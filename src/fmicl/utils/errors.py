@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["NonFiniteError", "BatchTooLargeError", "Stopped"]
+__all__ = ["BatchTooLargeError", "NonFiniteError", "Stopped"]
 
 
 class NonFiniteError(RuntimeError):

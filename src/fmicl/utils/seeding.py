@@ -27,8 +27,8 @@ def mix_seed(*numbers: int) -> int:
 def seed_device(seed: int, device: torch.device) -> None:
     """Seed the generators of the CPU and of one device.
 
-    torch.manual_seed seeds those of every kind of device, and for a kind that isn't initialised it formats a stack trace
-    each time: in steps of a small network that is a good part of the time.
+    torch.manual_seed seeds those of every kind of device, and for a kind that isn't initialised it formats a stack
+    trace each time: in steps of a small network that is a good part of the time.
     """
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fmicl.config import Settings
 from fmicl.training.tasks.base import Context, Task
 
 __all__ = ["Context", "Task", "task_class"]

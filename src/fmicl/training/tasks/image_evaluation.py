@@ -21,18 +21,17 @@ from fmicl.data import (
     ViewStream,
     dataset_info,
     listed,
-    load_images,
     pictures,
     plain_batches,
     printable,
     what_changed,
 )
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
-from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
 from fmicl.evaluation.features import EVALUATION_BATCH, evaluation_batch_size, extract_features
+from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
 from fmicl.evaluation.probes import knn_accuracy, linear_probe
-from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.methods import Method
+from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
 from fmicl.training.tasks.image_parts import load_splits
@@ -71,7 +70,7 @@ def evaluate_run(
         data_dir: where the data is now, if it has moved.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
-        probe_views: random crops and flips of each training image for a second linear probe; None is as in the settings.
+        probe_views: random crops and flips of each training image for a second linear probe; None is as in training.
         say: where warnings go: of data that has changed since training, and of images that can't be read.
 
     Returns:
@@ -100,7 +99,8 @@ def evaluate_run(
                 f"{changed}. Images that it was trained on may be among those it is evaluated on now"
             )
             results["data_changed"] = changed
-        if settings.data_dir is not None and (changed or data_dir is not None) and dataset_info(settings.dataset).needs_folder:
+        elsewhere = changed or data_dir is not None
+        if elsewhere and settings.data_dir is not None and dataset_info(settings.dataset).needs_folder:
             results["data_dir"] = printable(str(settings.data_dir.expanduser().absolute()))
     arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
@@ -184,7 +184,7 @@ def _features(
     broken: list[Skipped] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
-        batches = plain_batches(
+    batches = plain_batches(
         samples,
         size=settings.size,
         mean=settings.mean,
@@ -266,7 +266,8 @@ def _geometry(
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """How close the embeddings of two views of a sample are, and how spread all of them."""
     batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
-    stream = ViewStream(samples, view_pair(settings[Views], settings[SecondViewOptions]), batch, seed=settings.seed, device=device, workers=settings.workers)
+    families = view_pair(settings[Views], settings[SecondViewOptions])
+    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
     found: tuple[list[Tensor], list[Tensor]] = ([], [])
     for pair in islice(stream, PAIRS // batch):
         for views, embeddings in zip((pair.first, pair.second), found, strict=True):

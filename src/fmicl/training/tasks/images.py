@@ -140,4 +140,4 @@ class ImageTask(Task):
         """A table of accuracies."""
         from fmicl.runs.tables import print_results
 
-        print_results(run)
+        print_results(run.path)

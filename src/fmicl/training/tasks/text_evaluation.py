@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fmicl import how_to_install
-from fmicl.evaluation.sts import Encode, StsTask, evaluate_tasks, load_sts
+from fmicl.evaluation.sts import StsTask, evaluate_tasks, load_sts
 from fmicl.models.norms import evaluating
-from fmicl.models.text import Tokenizer, pooled_transformer, quiet_transformers
+from fmicl.models.text import Tokenizer
 from fmicl.runs.folder import Run
-from fmicl.runs.settings import read_task
-from fmicl.utils.device import pick_device
+from fmicl.runs.sentence_encoder import load_sentence_encoder
 from fmicl.utils.files import check_new, keep_old, read_json, write_json, write_whole
 from fmicl.utils.validation import TokenPooling
 
 if TYPE_CHECKING:
-    from sentence_transformers import SentenceTransformer
+    pass
 
 __all__ = [
-    "check_sentence_encoder",
     "evaluate_text",
-    "load_sentence_encoder",
     "note_scores",
     "stsb_scorer",
     "write_new_json",
@@ -125,46 +121,6 @@ def stsb_scorer(
     return score
 
 
-def load_sentence_encoder(path: Path, device: str = "auto", pooling: TokenPooling | None = None) -> Encode:
-    """The encoder of a sentence-transformers folder, as a function from sentences to embeddings.
-
-    Sentences are cut off at the folder's own length (max_seq_length), and nothing is asked of a network. A plain
-    transformers folder needs a pooling, and is then the encoder that training would start from.
-
-    Raises:
-        FileNotFoundError: there is no such folder.
-        ValueError: it is not a sentence-transformers folder, or can't be loaded; or the pooling is missing or too many.
-    """
-    model = load_sentence_transformer(path, device, pooling)
-
-    def encode(sentences: Sequence[str]) -> Tensor:
-        with torch.no_grad():
-            return model.encode(
-                list(sentences), batch_size=len(sentences), convert_to_tensor=True, show_progress_bar=False
-            )
-
-    return encode
-
-
-def load_sentence_transformer(
-    path: Path, device: str = "auto", pooling: TokenPooling | None = None
-) -> SentenceTransformer:
-    """The model itself; see :func:`load_sentence_encoder`."""
-    place = pick_device(device)
-    check_sentence_encoder(path, pooling)
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ValueError(f"sentence encoders need sentence-transformers: {how_to_install('text')} ({error})") from error
-    try:
-        with quiet_transformers():
-            if pooling is not None:
-                return pooled_transformer(path, pooling, str(place))
-            return SentenceTransformer(str(path), device=str(place), local_files_only=True)
-    except Exception as error:  # its parts raise a handful of unrelated types for damaged folders
-        raise ValueError(f"{path} can't be loaded as a sentence-transformers model: {error}") from error
-
-
 def write_new_json(path: Path, value: object) -> None:
     """Write JSON to a file that isn't there yet, whole or not at all.
 
@@ -180,38 +136,6 @@ def write_new_json(path: Path, value: object) -> None:
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
-
-
-def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> None:
-    """Refuse what is neither a sentence-transformers folder nor a plain transformers one with a pooling.
-
-    Raises:
-        FileNotFoundError: there is no such folder, or it is a run that has not ended.
-        ValueError: it is something else, and the message says what; or it says itself how it pools.
-    """
-    if not path.is_dir():
-        raise FileNotFoundError(f"there is no folder {path}")
-    if (path / "modules.json").is_file():
-        if pooling is not None:
-            raise ValueError(f"{path} says itself how its tokens make one vector (modules.json): leave --pooling out")
-        return
-    if (path / "settings.json").is_file() and read_task(Run(path)) == "text":
-        raise FileNotFoundError(
-            f"{path} has no modules.json yet: its training has not ended; go on with `fmicl train ... --resume`"
-        )
-    if (path / "settings.json").is_file():
-        raise ValueError(f"{path} is a run folder with an image encoder; a sentence encoder is wanted here")
-    if (path / "config.json").is_file():
-        if pooling is not None:
-            return
-        raise ValueError(
-            f"{path} is a plain transformers model: nothing says how its tokens make one vector. "
-            "Say it with --pooling cls (the first token's) or --pooling mean"
-        )
-    raise ValueError(
-        f"{path} is neither a run folder of `fmicl train` (no settings.json) nor a sentence-transformers folder "
-        "(no modules.json)"
-    )
 
 
 def _bar(batches: Iterable[Sequence[str]], total: int) -> Iterable[Sequence[str]]:

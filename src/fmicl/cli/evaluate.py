@@ -1,0 +1,86 @@
+"""`fmicl evaluate RUN`: k-NN, linear probe and geometry of image encoders, STS scores of sentence encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from fmicl.runs.folder import Run
+from fmicl.runs.tables import print_results, print_sts
+from fmicl.utils.validation import TokenPooling
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Evaluate an encoder: images by k-NN, linear probe and geometry; sentences by the STS tasks (--sts)."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The run folder; with --sts, one of sentences, or any folder of sentence-transformers or transformers."""
+    data_dir: Path | None = None
+    """Where a run's images are now, if they have moved."""
+    sts: Path | None = None
+    """STS12-16, STS-B and SICK-R in SentEval's layout (a folder with STS/ and SICK/)."""
+    pooling: TokenPooling | None = None
+    """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
+    json: Path | None = None
+    """File to write the STS scores to, which must not exist."""
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Where to compute; auto takes a GPU if there is one."""
+    workers: int | None = None
+    """Processes that decode images (None: as in training)."""
+    probe_views: int | None = None
+    """Fit a second linear probe, to so many random crops and flips of each training image too (None: as the run
+    says)."""
+
+    def __call__(self) -> None:
+        """Evaluate, then print what came out."""
+        if self.sts is not None:
+            self._sentences(self.sts)
+            return
+        if self.json is not None:
+            raise ValueError("--json goes with --sts; the results of a run on images are in its results.json")
+        if self.pooling is not None:
+            raise ValueError("--pooling is for sentences: name the STS tasks with --sts DIR")
+        if Run(self.run).modules.is_file():
+            raise ValueError(f"{self.run} holds a sentence encoder: name the STS tasks with --sts DIR")
+        from fmicl.runs.report import write_report
+        from fmicl.training.tasks.image_evaluation import evaluate_run
+
+        evaluate_run(
+            self.run, data_dir=self.data_dir, device=self.device, workers=self.workers, probe_views=self.probe_views
+        )
+        page = write_report(self.run)  # it would tell the results from before
+        print_results(self.run)
+        print(f"page: {page}")
+
+    def _sentences(self, sts: Path) -> None:
+        of_images = {"--data-dir": self.data_dir, "--workers": self.workers, "--probe-views": self.probe_views}
+        for option, value in of_images.items():
+            if value is not None:
+                raise ValueError(f"{option} is for runs on images, and does not go with --sts")
+                from fmicl.runs.folder import READ_ONLY_HINT
+        from fmicl.training.tasks.text_evaluation import evaluate_text, note_scores
+        from fmicl.utils.files import check_writable
+
+        noted = Run(self.run).settings.is_file()
+        if noted:
+            check_writable(self.run, READ_ONLY_HINT)
+        scores = evaluate_text(self.run, sts, pooling=self.pooling, output=self.json, device=self.device, bar=True)
+        print_sts(scores)
+        if self.json is not None:
+            print(f"scores -> {self.json}")
+        if noted:
+            from fmicl.runs.report import write_report
+
+            note_scores(Run(self.run), scores)
+            print(f"page: {write_report(self.run)}")
+
+
+def run(words: Sequence[str]) -> int:
+    """Parse the words and evaluate."""
+    tyro.cli(Evaluate, prog="fmicl evaluate", args=list(words))()
+    return 0

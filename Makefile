@@ -1,6 +1,7 @@
 # Two commands, each of which does all the set-up on a fresh machine:
 #   make demo    see it work
 #   make test    lint, types, doctests and tests
+#   make check   the quick loop: lint, types, and the tests of the core, in about a minute and a half
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +9,7 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 TESTS := $(VENV)/.tests
 
-.PHONY: demo test lint clean
+.PHONY: demo test check lint clean
 
 $(RUNS): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fmicl needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Set PYTHON=/path/to/python3.11")'
@@ -29,6 +30,7 @@ lint: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal

@@ -18,9 +18,9 @@ import fmicl
 from fmicl.cli import main as cli
 from fmicl.cli import tables
 from fmicl.config.fields import leaves
-from fmicl.config.recipes import RECIPES, Entry, Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.config.settings import Settings
-from fmicl.config.text_recipes import TEXT_RECIPES, TextRecipe
+from fmicl.config import recipe
 from fmicl.runs import folder as runs
 
 
@@ -157,7 +157,7 @@ def test_train_help_lists_each_recipe_with_its_sentence() -> None:
 def test_every_field_of_a_recipe_is_an_option() -> None:
     text = run("train", "cifar10", "--help").stdout
     fields = [f.name for f in dataclasses.fields(Recipe) if f.name != "views"]
-    fields += [f.name for f in dataclasses.fields(RECIPES["cifar10"].recipe.views)]
+    fields += [f.name for f in dataclasses.fields(recipe("cifar10").views)]
     for name in fields:
         assert f"--{name.replace('_', '-')}" in text, name
 
@@ -236,7 +236,7 @@ def test_options_override_the_recipe() -> None:
             "RUN",
         ],
     )
-    recipe = RECIPES["cifar10"].recipe
+    recipe = recipe("cifar10")
     assert command.recipe == dataclasses.replace(
         recipe, divergence="js", epochs=200, data_dir=Path("DIR"), method="moco", objective="infonce",
         encoder="resnet50", mu="normalised", views=dataclasses.replace(recipe.views, size=64, crop_scale=(0.1, 0.9)),
@@ -253,7 +253,7 @@ def test_a_recipe_without_options_is_itself(name: str) -> None:
 
 def test_a_text_recipe_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where there is no run to resume
-    assert parse("train", "wikipedia").recipe == TEXT_RECIPES["wikipedia"].recipe
+    assert parse("train", "wikipedia").recipe == TEXT_recipe("wikipedia")
     options = ["--data", "wiki.txt", "--model", "roberta-base", "--objective", "infonce", "--pooling", "mean"]
     command = parse("train", "wikipedia", *options, "--sts", "DIR", "--resume")
     assert command.recipe == TextRecipe(
@@ -267,8 +267,8 @@ def test_a_resumed_run_has_its_own_settings_but_for_those_that_are_given(
     named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    photos = dataclasses.replace(RECIPES["images"].recipe, data_dir=Path("photos"), epochs=3, baselines=True)
-    text = dataclasses.replace(TEXT_RECIPES["wikipedia"].recipe, data=Path("a.txt"), pooling="mean")
+    photos = dataclasses.replace(recipe("images"), data_dir=Path("photos"), epochs=3, baselines=True)
+    text = dataclasses.replace(TEXT_recipe("wikipedia"), data=Path("a.txt"), pooling="mean")
     for name, recipe in (("images", photos), ("wikipedia", text)):
         folder = tmp_path / "own" / name if named else None
         run = runs.create_run(name, folder)
@@ -293,7 +293,7 @@ def test_home_is_home_in_every_option(tmp_path: Path, monkeypatch: pytest.Monkey
     command = cli._parse(["embed", "~/run", "~", "-o", "~/x.csv"])
     assert (command.run, command.source, command.output) == (home / "run", home, home / "x.csv")
     assert cli._parse(["embed", "a~", "b/~/c", "-o", "x=y.csv"]).source == Path("b/~/c")
-    runs.write_settings(runs.create_run("digits", home / "run"), "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(runs.create_run("digits", home / "run"), "digits", recipe("digits"), "cpu")
     assert cli._parse(["train", "digits", "--resume", "--out", "~/run"]).out == home / "run"
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from fmicl.cli import main as cli
-from fmicl.config.recipes import RECIPES
+from fmicl.config import RECIPES, recipe
 from fmicl.runs import folder as runs
 from fmicl.sweep.launchers import OF_A_SWEEP
 
 
 def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = runs.create_run("digits", tmp_path / "run")
-    runs.write_settings(run, "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(run, "digits", recipe("digits"), "cpu")
     assert cli.main(["train", "cifar10", "--resume", "--out", str(run.path)]) == 2
     assert f"is a run of the recipe digits, not of cifar10: fmicl train digits --resume --out {run.path}" in (
         capsys.readouterr().err
@@ -61,7 +61,7 @@ def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runs.write_settings(runs.create_run("images"), "images", RECIPES["images"].recipe, "cpu")
+    runs.write_settings(runs.create_run("images"), "images", recipe("images"), "cpu")
     assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere"]) == 2
     assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
 
@@ -85,7 +85,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(
     monkeypatch.chdir(tmp_path)
     for name in ("FILE", "one.jpg"):
         (tmp_path / name).write_text("")
-    runs.write_settings(runs.create_run("digits", Path("RUN")), "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(runs.create_run("digits", Path("RUN")), "digits", recipe("digits"), "cpu")
     before = sorted(tmp_path.rglob("*"))
     assert cli.main(arguments.split()) == 2
     assert capsys.readouterr().err == f"fmicl: error: {words.format(tmp_path)}\n"
@@ -152,7 +152,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    runs.write_settings(runs.create_run("digits", tmp_path / "RUN"), "digits", RECIPES["digits"].recipe, "cpu")
+    runs.write_settings(runs.create_run("digits", tmp_path / "RUN"), "digits", recipe("digits"), "cpu")
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr(
         "fmicl.utils.files.os.access", lambda *_: False
@@ -185,7 +185,7 @@ def test_what_cannot_be_parsed_is_exit_code_two(arguments: list[str], capsys: py
 
 
 def test_a_broken_number_is_exit_code_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from fmicl.training.callbacks import NonFiniteError
+    from fmicl.utils.errors import NonFiniteError
 
     def broken(*_: Any, **__: Any) -> None:
         raise NonFiniteError("the loss is nan at batch 7")

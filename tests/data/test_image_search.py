@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from fmicl.cli import main as cli
-from fmicl.config.recipes import Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.data import find_images, load_images
 from fmicl.data.images import decode
 from fmicl.runs.folder import exclude_runs
-from fmicl.training.image_evaluation import load_splits
+from fmicl.training.tasks.image_evaluation import load_splits
 from fmicl.training.pipeline import train
 from fmicl.utils import machine
 from image_sets import make_classes, write_image
-from small_recipes import small
+from small_settings import small
 
 
 def make_run(folder: Path, *beside: str) -> None:

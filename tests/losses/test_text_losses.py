@@ -16,8 +16,8 @@ import fmicl
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method
 from fmicl.models.text import build_sentence_encoder
-from fmicl.training.text import build_text_method
-from small_text_recipes import small
+from fmicl.training.tasks.text import build_text_method
+from small_text_settings import small
 from tiny_bert import SENTENCES, tiny_bert
 
 OBJECTIVES = ("fmicl", "infonce", "align_uniform", "spectral")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fmicl.config.recipes import RECIPES
+from fmicl.config import RECIPES, recipe
 from fmicl.data import ArraySamples, ViewStream
 from fmicl.methods import Method
 from fmicl.training.building import build_method, build_recipe_encoder
@@ -20,7 +20,7 @@ STEPS = 4
 
 def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tuple[list[float], Method]:
     """Losses of some steps, and what they led to."""
-    recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64, queue=256, learning_rate=0.02, **changes)
+    recipe = dataclasses.replace(recipe("cifar10"), batch_size=64, queue=256, learning_rate=0.02, **changes)
     device = torch.device("cuda")
     torch.manual_seed(0)
     images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8)
@@ -131,7 +131,7 @@ def test_an_objectives_own_parameters_learn_in_a_recorded_step() -> None:
 
     scales = []
     for faster in (False, True):
-        recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64)
+        recipe = dataclasses.replace(recipe("cifar10"), batch_size=64)
         device = torch.device("cuda")
         torch.manual_seed(0)
         method = build_method(recipe, build_recipe_encoder(recipe), STEPS)

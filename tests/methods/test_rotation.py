@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import fmicl
 from fmicl.cli import main as cli
-from fmicl.config.recipes import RECIPES, Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, Optimisation, Rotation, method_class
 from fmicl.methods.rotation import turned
@@ -27,12 +27,12 @@ from fmicl.sweep.checks import check_cells
 from fmicl.sweep.grid import Cell
 from fmicl.training import pipeline as training
 from fmicl.training.building import build_method, build_recipe_encoder
-from fmicl.training.memory import DoesNotFitError, explained, need_of
+from fmicl.training.memory import BatchTooLargeError, explained, need_of
 from fmicl.training.pipeline import describe, report_unused, train
-from fmicl.training.signals import Stopped
-from small_recipes import digits, small
+from fmicl.utils.errors import Stopped
+from small_settings import digits, small
 
-CIFAR10 = RECIPES["cifar10"].recipe
+CIFAR10 = recipe("cifar10")
 FINITE = ["kl", "js", "pearson", "squared_hellinger", "tsallis", "vlc"]
 
 
@@ -266,13 +266,13 @@ def test_what_it_needs_in_memory_is_counted() -> None:
     without, with_it = (need(digits(rotation_weight=weight)) for weight in (0.0, 0.4))
     assert 2.5 * without < with_it < 3.5 * without, "four images beside two views"
     with (
-        pytest.raises(DoesNotFitError, match="or a smaller --rotation-size, needs less"),
+        pytest.raises(BatchTooLargeError, match="or a smaller --rotation-size, needs less"),
         explained(digits(rotation_weight=0.4)),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
     both = digits(rotation_weight=0.4, multiplicity=3)
     with (
-        pytest.raises(DoesNotFitError, match="or a --multiplicity of 2, or a smaller --rotation-size, needs"),
+        pytest.raises(BatchTooLargeError, match="or a --multiplicity of 2, or a smaller --rotation-size, needs"),
         explained(both),
     ):
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
@@ -283,7 +283,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(
     method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "evaluate_run", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
     recipe = digits(method=method, rotation_weight=0.4, epochs=2, batch_size=256, queue=512, checkpoint_steps=1)
     whole = train(recipe, out=tmp_path / "whole")
     assert whole is not None

@@ -202,7 +202,7 @@ def test_the_page_shows_what_was_measured_of_a_step() -> None:
 def test_a_step_is_timed_in_its_parts() -> None:
     training = module("training")
     settings = ["batch_size=32", "method=moco", "queue=64", "symmetric=True", "rotation_weight=0.4"]
-    recipe = training.changed(training.RECIPES["digits"].recipe, settings)
+    recipe = training.changed(training.recipe("digits"), settings)
     assert (recipe.batch_size, recipe.method, recipe.symmetric, recipe.rotation_weight) == (32, "moco", True, 0.4)
     assert training.changed(recipe, []) is recipe
     for wrong in ("nonsense=1", "batch_size", "batch_size=many", "symmetric=perhaps", "device=cpu", "probe-views=8"):

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 import curves
 import reproduction
 
-from fmicl.config.recipes import RECIPES
+from fmicl.config import RECIPES, recipe
 
 
 def put(folder: Path, name: str, *, knn: float = 80.0, **changes: Any) -> None:
     """A record of 200 epochs, whose alignment at epoch e is e / 1000 and whose k-NN was looked at twice."""
-    settings = {**RECIPES["cifar10"].recipe.to_json(), "epochs": 200, **changes}
+    settings = {**recipe("cifar10").to_json(), "epochs": 200, **changes}
     rows = [
         {"epoch": e, "knn": knn if e % 100 == 0 else None, "alignment": e / 1000, "uniformity": -3.0,
          "effective_rank": float("nan") if e == 1 else 50.0}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fmicl.config.recipes import RECIPES
+from fmicl.config import RECIPES, recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 
@@ -99,7 +99,7 @@ def test_a_command_on_record_names_no_folder_of_the_machine(tmp_path: Path, word
 
 
 def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
-    views = {**RECIPES["cifar10"].recipe.to_json()["views"], "blur": 0.5}
+    views = {**recipe("cifar10").to_json()["views"], "blur": 0.5}
     run = run_folder(tmp_path / "run", views=views, alpha=10.0, monitor_every=1, workers=0, queue=128)
     told = record.make_record(run)
     assert record.differences(told) == {"blur": 0.5, "alpha": 10.0}
@@ -409,7 +409,7 @@ def test_the_page_says_what_the_records_say() -> None:
 
 def test_what_the_page_says_of_our_choices_is_so() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text()
-    r = RECIPES["cifar10"].recipe
+    r = recipe("cifar10")
     assert (r.views.crop_scale, r.views.jitter, r.views.grey, r.views.blur) == ((0.2, 1.0), 0.8, 0.2, 0.0)
     assert (r.weight_decay, r.warmup_epochs, r.hidden, r.dim, r.queue, r.temperature) == (
         5e-4,

@@ -10,22 +10,22 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fmicl.config.recipes import RECIPES
+from fmicl.config import RECIPES, recipe
 from fmicl.evaluation import geometry as analysis
 from fmicl.methods import Method
 from fmicl.models.vision import build_encoder
 from fmicl.runs import folder as runs
 from fmicl.training.building import build_method
-from fmicl.training.callbacks import Guard, NonFiniteError, Recorder, _OnItsWay
+from fmicl.training.callbacks import FiniteLossCheck, NonFiniteError, MetricsLogger, _OnItsWay
 
 
 def some_method() -> Method:
-    return build_method(RECIPES["digits"].recipe, build_encoder("resnet18", size=8, channels=1), 10)
+    return build_method(recipe("digits"), build_encoder("resnet18", size=8, channels=1), 10)
 
 
 def test_a_guard_that_looks_later_names_the_batch_that_broke() -> None:
     method = some_method()
-    guard = Guard("an objective")
+    guard = FiniteLossCheck("an objective")
     for batch, loss in enumerate([1.0, 2.0, math.nan, 3.0], start=1):
         guard._unseen.append((method, batch, _OnItsWay(torch.tensor(loss))))
     guard.look(but=2)
@@ -33,8 +33,8 @@ def test_a_guard_that_looks_later_names_the_batch_that_broke() -> None:
         guard.look()
 
 
-def recorder_of(run: runs.Run | None, guard: Guard | None = None) -> Recorder:
-    return Recorder(run, 10, monitor=None, monitor_every=0, advice="", say=print, guard=guard)
+def recorder_of(run: runs.Run | None, guard: FiniteLossCheck | None = None) -> MetricsLogger:
+    return MetricsLogger(run, 10, monitor=None, monitor_every=0, advice="", say=print, guard=guard)
 
 
 def points(run: runs.Run, name: str) -> list[int]:
@@ -49,7 +49,7 @@ def points(run: runs.Run, name: str) -> list[int]:
 def test_of_a_broken_batch_the_guard_speaks_and_not_who_measures_it() -> None:
     """On a GPU the last embeddings of an epoch may be measured before their loss is looked at."""
     method = some_method()
-    guard = Guard("an objective")
+    guard = FiniteLossCheck("an objective")
     guard._unseen.append((method, 10, _OnItsWay(torch.tensor(math.nan))))
     recorder = recorder_of(None, guard)
     broken: Any = recorder._measuring.submit(analysis.effective_rank, torch.full((4, 2), math.nan))

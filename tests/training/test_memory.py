@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.cli import main as cli
-from fmicl.config.recipes import RECIPES, Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.methods import METHODS, Method, MoCo, Optimisation, SimCLR
 from fmicl.training import memory
 from fmicl.training import pipeline as training
 from fmicl.training.building import build_method, build_recipe_encoder
-from fmicl.training.memory import DoesNotFitError, Need, check_memory, explained, free_memory, need_of
+from fmicl.training.memory import BatchTooLargeError, Need, check_memory, explained, free_memory, need_of
 from fmicl.training.pipeline import train
 from fmicl.training.processes import Processes
 
 GIB = 2**30
-DIGITS = dataclasses.replace(RECIPES["digits"].recipe, device="cpu", epochs=1, baselines=False, monitor_every=0)
+DIGITS = dataclasses.replace(recipe("digits"), device="cpu", epochs=1, baselines=False, monitor_every=0)
 ALONE = Processes(devices=1, nodes=1, rank=0)
 
 
@@ -90,7 +90,7 @@ def test_a_run_ends_with_the_same_bits_with_and_without_the_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "evaluate_run", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
     looked = train(DIGITS, out=tmp_path / "looked")
     monkeypatch.setattr(training, "check_memory", lambda *_, **__: None)
     blind = train(DIGITS, out=tmp_path / "blind")
@@ -125,11 +125,11 @@ def test_a_batch_that_does_not_fit_is_refused(
 ) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: free * GIB)
     monkeypatch.setattr(memory, "need_of", lambda *_, **__: Need(constant=1 * GIB, sample=GIB * 40 / 256))
-    recipe = RECIPES["images"].recipe
+    recipe = recipe("images")
     if expected is None:
         check_memory(recipe, scaled(), digits, processes)
         return
-    with pytest.raises(DoesNotFitError, match=re.escape(expected)) as refused:
+    with pytest.raises(BatchTooLargeError, match=re.escape(expected)) as refused:
         check_memory(recipe, scaled(), digits, processes)
     if fitting := re.search(r"--batch-size (\d+) fits", str(refused.value)):
         check_memory(dataclasses.replace(recipe, batch_size=int(fitting[1])), scaled(), digits, processes)
@@ -140,15 +140,15 @@ def test_more_views_need_more_and_fewer_are_advised(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory, "need_of", lambda *_, multiplicity, **__: Need(constant=0, sample=multiplicity * GIB))
     four = dataclasses.replace(DIGITS, multiplicity=4)
     expected = r"\(4 views each\) needs about 1024.0 GiB.*, or a --multiplicity of 2, needs less as well"
-    with pytest.raises(DoesNotFitError, match=expected):
+    with pytest.raises(BatchTooLargeError, match=expected):
         check_memory(four, scaled(), digits, ALONE)
-    with pytest.raises(DoesNotFitError, match=r"4 views each.*multiplicity of 2"), explained(four):
+    with pytest.raises(BatchTooLargeError, match=r"4 views each.*multiplicity of 2"), explained(four):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 def test_where_nobody_tells_what_is_free_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: None)
-    check_memory(RECIPES["images"].recipe, scaled(), digits, ALONE)
+    check_memory(recipe("images"), scaled(), digits, ALONE)
 
 
 def test_it_is_refused_before_there_is_a_folder(
@@ -176,7 +176,7 @@ def test_memory_that_runs_out_in_training_is_told_in_words(
 
     monkeypatch.setattr(training, "check_memory", lambda *_, **__: None)
     monkeypatch.setattr(SimCLR, "pairs", pairs)
-    with pytest.raises(DoesNotFitError, match=r"take a smaller --batch-size; .* torch says: .*memory") as told:
+    with pytest.raises(BatchTooLargeError, match=r"take a smaller --batch-size; .* torch says: .*memory") as told:
         train(DIGITS, out=tmp_path / "run")
     assert "more" not in str(told.value).split("torch says")[1]
 
@@ -229,7 +229,7 @@ def test_free_memory_knows_the_older_control_groups_too(tmp_path: Path) -> None:
 def test_images_that_are_held_in_memory_may_stay_on_the_disk() -> None:
     for name, held, said in (("images", 4.0, True), ("images", 0.0, False), ("cifar10", 4.0, False)):
         with (
-            pytest.raises(DoesNotFitError) as seen,
+            pytest.raises(BatchTooLargeError) as seen,
             explained(dataclasses.replace(RECIPES[name].recipe, memory_gib=held)),
         ):
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -237,7 +237,7 @@ def test_images_that_are_held_in_memory_may_stay_on_the_disk() -> None:
 
 
 def test_the_recipe_for_images_fits_a_machine_of_16_gib() -> None:
-    recipe = RECIPES["images"].recipe
+    recipe = recipe("images")
     assert need_of_recipe(recipe).of(recipe.batch_size) < 12 * GIB
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fmicl import AlignUniformLoss, FMICLLoss, divergence
-from fmicl.config.recipes import RECIPES
-from fmicl.config.text_recipes import TextRecipe
+from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.training import objectives
-from small_recipes import digits
+from small_settings import digits
 
 
 def test_the_order_of_tsallis_is_the_recipes() -> None:
@@ -105,5 +105,5 @@ def test_the_loss_of_sentences_is_in_float32_and_that_of_images_as_it_comes(obje
         assert objectives.build_objective(TextRecipe(objective=objective, negatives=negatives)).options == {
             "precision": "high"
         }
-        images = dataclasses.replace(RECIPES["cifar10"].recipe, objective=objective, negatives=negatives)
+        images = dataclasses.replace(recipe("cifar10"), objective=objective, negatives=negatives)
         assert objectives.build_objective(images).options == {}

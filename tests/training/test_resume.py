@@ -17,25 +17,25 @@ import pytest
 import torch
 
 from fmicl.cli import main as cli
-from fmicl.config.recipes import Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.data.images import reading
 from fmicl.methods import METHODS
 from fmicl.models.vision import SmallConv
 from fmicl.runs import folder as runs
 from fmicl.training import pipeline as training
 from fmicl.training.building import build_recipe_encoder
-from fmicl.training.checkpoints import Checkpoints
-from fmicl.training.image_evaluation import load_splits
+from fmicl.training.checkpoints import Checkpointer
+from fmicl.training.tasks.image_evaluation import load_splits
 from fmicl.training.pipeline import train
-from fmicl.training.signals import Stopped
+from fmicl.utils.errors import Stopped
 from image_sets import make
-from small_recipes import digits, small
+from small_settings import digits, small
 
 
 @pytest.fixture(autouse=True)
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "evaluate_run", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
 
 
 def assert_same(one: Path, other: Path) -> None:
@@ -72,7 +72,7 @@ def test_killed_and_resumed_run_is_bit_identical(method: Any, tmp_path: Path) ->
     whole = train(recipe, out=tmp_path / "whole")
     assert whole is not None
     # The same run in a process of its own, which is killed in the middle of an epoch.
-    script = "import sys; from small_recipes import digits; from fmicl.training.pipeline import train; from pathlib import Path; "
+    script = "import sys; from small_settings import digits; from fmicl.training.pipeline import train; from pathlib import Path; "
     script += f"train(digits(**{changes!r}), out=Path(sys.argv[1]))"
     environment = {
         **os.environ,
@@ -107,15 +107,15 @@ class Cut(Exception):  # noqa: N818 (not an error: the test's way of pulling the
 @contextlib.contextmanager
 def plug_pulled(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Training in here is cut off after so many batches."""
-    original = Checkpoints.on_train_batch_end
+    original = Checkpointer.on_train_batch_end
 
-    def cut(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
+    def cut(self: Checkpointer, trainer: Any, module: Any, *rest: Any) -> None:
         original(self, trainer, module, *rest)
         if module.batches == after:
             raise Cut
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_train_batch_end", cut)
+        patch.setattr(Checkpointer, "on_train_batch_end", cut)
         with pytest.raises(Cut):
             yield
 
@@ -199,16 +199,16 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pyte
 @contextlib.contextmanager
 def signalled(after: int, numbers: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Training in here gets these signals as its batch of this number ends."""
-    original = Checkpoints.on_train_batch_end
+    original = Checkpointer.on_train_batch_end
 
-    def note(self: Checkpoints, trainer: Any, module: Any, *rest: Any) -> None:
+    def note(self: Checkpointer, trainer: Any, module: Any, *rest: Any) -> None:
         if module.batches == after:
             for number in numbers:
                 os.kill(os.getpid(), number)
         original(self, trainer, module, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_train_batch_end", note)
+        patch.setattr(Checkpointer, "on_train_batch_end", note)
         yield
 
 

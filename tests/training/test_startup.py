@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fmicl.config.recipes import RECIPES, Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.training.startup import wake_gpu
 
 
 def recipe(**settings: Any) -> Recipe:
-    return dataclasses.replace(RECIPES["digits"].recipe, **settings)
+    return dataclasses.replace(recipe("digits"), **settings)
 
 
 def run(program: str) -> str:

@@ -19,7 +19,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from fmicl.cli import main as cli
 from fmicl.evaluation.sts import TASKS, evaluate_sts
-from fmicl.training.text_evaluation import evaluate_text, load_sentence_encoder, write_new_json
+from fmicl.training.tasks.text_evaluation import evaluate_text, load_sentence_encoder, write_new_json
 from fmicl.utils.validation import TokenPooling
 from tiny_bert import tiny_bert
 

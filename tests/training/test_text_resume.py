@@ -18,17 +18,17 @@ pytest.importorskip("sentence_transformers", reason="sentence-transformers is no
 from test_resume import _assert_equal, plug_pulled
 from sts_files import write_sts
 
-from fmicl.config.text_recipes import TextRecipe
+from fmicl.config import recipe
 from fmicl.runs import folder as runs
-from fmicl.training import text as text_training
-from fmicl.training.text import train_text
+from fmicl.training.tasks import text as text_training
+from fmicl.training.tasks.text import train_text
 from tiny_bert import SENTENCES, tiny_bert
 
 
 @pytest.fixture(autouse=True)
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_training, "evaluate_text", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(text_training, "evaluate_text", lambda *_, **__: None)
-        patch.setattr("fmicl.runs.report.write_report", lambda _: None)
+        patch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
         train_text(recipe(place, **LONG), out=out)
     return out
 

@@ -27,17 +27,17 @@ from sts_files import write_sts
 
 import fmicl
 from fmicl.cli import main as cli
-from fmicl.config.recipes import RECIPES
-from fmicl.config.text_recipes import TEXT_RECIPES, TextRecipe
+from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.evaluation.sts import load_stsb
 from fmicl.methods import Method
 from fmicl.models.text import build_sentence_encoder
 from fmicl.runs import folder as runs
 from fmicl.runs.embedding import embed_text
-from fmicl.training import text as text_training
-from fmicl.training.text import train_text
-from fmicl.training.text_evaluation import evaluate_text, stsb_scorer
-from small_text_recipes import small
+from fmicl.training.tasks import text as text_training
+from fmicl.training.tasks.text import train_text
+from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer
+from small_text_settings import small
 from tiny_bert import SENTENCES, tiny_bert
 
 
@@ -57,11 +57,11 @@ def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the export and the page out where a test is not about them."""
     monkeypatch.setattr(text_training, "export_text", lambda *_: None)
     monkeypatch.setattr(text_training, "evaluate_text", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
 
 
 def test_the_recipe_is_the_papers() -> None:
-    r = TEXT_RECIPES["wikipedia"].recipe
+    r = TEXT_recipe("wikipedia")
     assert (r.model, r.batch_size, r.learning_rate, r.schedule) == ("bert-base-uncased", 64, 3e-5, "linear")
     assert (r.gamma, r.alpha, r.mu, r.epochs, r.length) == (20, 409600, 1, 1, 32)
     assert (r.optimizer, r.weight_decay, r.clip, r.warmup_epochs, r.pooling) == ("adamw", 0, 1, 0, "cls_mlp")
@@ -106,14 +106,14 @@ def test_settings_go_there_and_back(place: Path) -> None:
     recipe = small(place, sts=place / "sts", encode_length=12)
     assert TextRecipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
     with pytest.raises(ValueError, match="dataset"):
-        TextRecipe.from_json(RECIPES["digits"].recipe.to_json())
+        TextRecipe.from_json(recipe("digits").to_json())
 
 
 def test_runs_from_before_there_was_text_are_runs_on_images(tmp_path: Path) -> None:
-    settings = RECIPES["digits"].recipe.to_json()
+    settings = recipe("digits").to_json()
     del settings["schedule"]
     (tmp_path / "settings.json").write_text(json.dumps({"recipe": "digits", "settings": settings}))
-    assert runs.read_recipe(runs.Run(tmp_path)) == ("digits", RECIPES["digits"].recipe)
+    assert runs.read_recipe(runs.Run(tmp_path)) == ("digits", recipe("digits"))
     with pytest.raises(ValueError, match="is a run on images, not on text"):
         runs.read_text_recipe(runs.Run(tmp_path))
 
@@ -179,7 +179,7 @@ def test_the_best_on_stsb_dev_is_what_is_exported(
 
     monkeypatch.setattr(text_training.TextRecorder, "_look", watched)
     monkeypatch.setattr(text_training, "stsb_scorer", scorer)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
     recipe = small(place, sts=place / "sts", epochs=2, learning_rate=1e-2)
     run = train_text(recipe, out=tmp_path / "run")
     assert run is not None

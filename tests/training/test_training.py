@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fmicl.config.recipes import RECIPES, Recipe
+from fmicl.config import RECIPES, recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.methods.base import Compared
@@ -33,10 +33,10 @@ from fmicl.runs.export import load_encoder
 from fmicl.training import pipeline as training
 from fmicl.training import processes
 from fmicl.training.building import build_method, build_recipe_encoder
-from fmicl.training.image_evaluation import evaluate_run
+from fmicl.training.tasks.image_evaluation import evaluate_run
 from fmicl.training.pipeline import train
 from image_sets import make
-from small_recipes import SMALL, digits, small
+from small_settings import SMALL, digits, small
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -186,19 +186,19 @@ def test_two_processes_train_as_one(symmetric: bool, statistics: str, tmp_path: 
 
 
 def test_torchrun_and_slurm_say_how_many_processes_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert processes.resolve_processes(digits()) == processes.Processes(1, 1, 0)
+    assert processes.find_processes(digits().devices) == processes.Processes(1, 1, 0)
     with monkeypatch.context() as patch:
         launched = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "RANK": "5"}
         for key, value in launched.items():
             patch.setenv(key, value)
-        found = processes.resolve_processes(digits())
+        found = processes.find_processes(digits().devices)
         assert (found.devices, found.nodes, found.rank, found.world_size) == (4, 2, 5, 8)
     for key, value in {"SLURM_NTASKS": "6", "SLURM_NNODES": "3", "SLURM_PROCID": "4", "SLURM_JOB_NAME": "x"}.items():
         monkeypatch.setenv(key, value)
     with pytest.raises(ValueError, match="--ntasks-per-node"):
-        processes.resolve_processes(digits())
+        processes.find_processes(digits().devices)
     monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    found = processes.resolve_processes(digits())
+    found = processes.find_processes(digits().devices)
     assert (found.devices, found.nodes, found.rank) == (2, 3, 4)
     assert [plugin.auto_requeue for plugin in found.plugins] == [False]
     with pytest.raises(ValueError, match=r"batch_size is 256 over 6 process\(es\)"):
@@ -312,7 +312,7 @@ def test_compile_on_trains_compiled_parts(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_the_digits_recipe_beats_what_needs_no_training(tmp_path: Path) -> None:
-    run = train(dataclasses.replace(RECIPES["digits"].recipe, device="cpu"), name="digits", out=tmp_path / "run")
+    run = train(dataclasses.replace(recipe("digits"), device="cpu"), name="digits", out=tmp_path / "run")
     assert run is not None
     results = json.loads(run.results.read_text())
     assert results["knn"] > results["untrained"]["knn"]
@@ -384,7 +384,7 @@ def test_embed_writes_the_same_vectors_in_three_formats(tmp_path: Path) -> None:
     assert np.allclose(vectors, np.array([row[1:] for row in rows], dtype=np.float32))
     grey = Image.open(folder / "a" / "0.png").convert("L").resize((9, 9), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.asarray(grey)[:8, :8] / 255.0).float()
-    view = RECIPES["digits"].recipe.views
+    view = recipe("digits").views
     expected = load_encoder(run.path)(((pixels - view.mean[0]) / view.std[0]).view(1, 1, 8, 8))
     got = torch.from_numpy(vectors[arrays["paths"].tolist().index("a/0.png")])
     assert nn.functional.cosine_similarity(expected[0], got, dim=0) > 0.95  # resizing before or after the grey differs

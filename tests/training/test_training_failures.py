@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from fmicl.config.recipes import RECIPES
+from fmicl.config import RECIPES, recipe
 from fmicl.data import FileSamples
 from fmicl.runs import folder as runs
 from fmicl.training import building, objectives
 from fmicl.training import pipeline as training
-from fmicl.training.callbacks import Guard, NonFiniteError, Recorder
-from fmicl.training.image_evaluation import evaluate_run, load_splits
+from fmicl.training.callbacks import FiniteLossCheck, NonFiniteError, MetricsLogger
+from fmicl.training.tasks.image_evaluation import evaluate_run, load_splits
 from fmicl.training.pipeline import train
 from fmicl.training.progress import Progress
 from image_sets import make
-from small_recipes import digits, small
+from small_settings import digits, small
 
 
 @pytest.mark.parametrize("memory_gib", [4.0, 0.0])
@@ -153,7 +153,7 @@ def test_the_terminal_has_its_cursor_back_whatever_ends_a_run(
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(training, "Progress", Terminal)
-    monkeypatch.setattr(Guard, "on_before_backward", stop)
+    monkeypatch.setattr(FiniteLossCheck, "on_before_backward", stop)
     with pytest.raises(type(error)):
         train(digits(epochs=1), out=tmp_path / "run")
     said = capsys.readouterr().out
@@ -179,7 +179,7 @@ def test_a_setting_without_a_part_is_warned_of_in_one_line(tmp_path: Path, capsy
 def test_an_option_without_a_part_says_why(
     changes: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    default = RECIPES["digits"].recipe
+    default = recipe("digits")
     training.report_unused(dataclasses.replace(default, **changes), default)
     assert capsys.readouterr().out == f"warning: {why}\n"
 
@@ -209,7 +209,7 @@ def test_a_setting_of_another_encoder_is_warned_of(
 
 
 def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Guard, "look", lambda *_, **__: None)  # as if the loss had been finite
+    monkeypatch.setattr(FiniteLossCheck, "look", lambda *_, **__: None)  # as if the loss had been finite
     monkeypatch.setattr(building, "build_objective", lambda _: Breaks())
     with pytest.raises(NonFiniteError, match="a weight is not finite"):
         train(digits(checkpoint_steps=1), out=tmp_path / "run")
@@ -219,7 +219,7 @@ def test_a_broken_weight_is_never_written(tmp_path: Path, monkeypatch: pytest.Mo
 def test_collapse_is_warned_of_once_with_the_certificate() -> None:
     said: list[str] = []
     recipe = digits(divergence="reverse_kl")
-    recorder = Recorder(
+    recorder = MetricsLogger(
         None, 5, monitor=None, monitor_every=0, advice=objectives.collapse_advice(recipe, recipe.dim), say=said.append
     )
     recorder._warn_of_collapse(1.1, 1, embeddings=2)  # which have no more than two dimensions at the best

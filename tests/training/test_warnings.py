@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from fmicl.cli import main as cli
-from fmicl.config.text_recipes import TEXT_RECIPES
+from fmicl.config import recipe
 from fmicl.data import ArraySamples, Splits, described, load_images
-from fmicl.training import image_evaluation as results
+from fmicl.training.tasks import image_evaluation as results
 from fmicl.training import pipeline as training
-from fmicl.training.image_evaluation import evaluate_run, load_splits
+from fmicl.training.tasks.image_evaluation import evaluate_run, load_splits
 from fmicl.training.pipeline import train
 from image_sets import make_classes, write_image
-from small_recipes import digits, small
+from small_settings import digits, small
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_evaluation_after_training_has_as_many_workers_as_it(
 
 
 def test_sentence_encoders_have_no_statistics_of_batches(capsys: pytest.CaptureFixture[str]) -> None:
-    usual = TEXT_RECIPES["wikipedia"].recipe
+    usual = TEXT_recipe("wikipedia")
     training.report_unused(dataclasses.replace(usual, method="moco", key_statistics="past"), usual)
     told = "warning: key_statistics has no part in sentence encoders, which normalise no batches\n"
     assert capsys.readouterr().out == told

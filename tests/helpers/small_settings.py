@@ -1,12 +1,11 @@
-"""The recipes, small enough for a test."""
+"""Settings that are small enough for a test."""
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-from fmicl.config.recipes import RECIPES, Recipe
+from fmicl.config import Settings, recipe
 
 # What makes each recipe small enough for a test: little data, and a narrower head and a smaller sibling of its encoder.
 SMALL: dict[str, dict[str, Any]] = {
@@ -19,15 +18,11 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def small(name: str, folder: Path | None, **changes: Any) -> Recipe:
+def small(name: str, folder: Path | None, **changes: Any) -> Settings:
     """A recipe for a few steps on a small data set."""
-    recipe = RECIPES[name].recipe
-    settings: dict[str, Any] = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
-    settings |= SMALL[name] | changes
-    size = settings.pop("size", recipe.views.size)
-    views = dataclasses.replace(recipe.views, size=size)
-    return dataclasses.replace(recipe, data_dir=folder, views=views, **settings)
+    common = {"epochs": 2, "workers": 0, "checksum": False, "hidden": 32, "dim": 16, "device": "cpu"}
+    return recipe(name, data_dir=folder, **{**common, **SMALL[name], **changes})
 
 
-def digits(**changes: Any) -> Recipe:
+def digits(**changes: Any) -> Settings:
     return small("digits", None, **{"baselines": False, "monitor_every": 0, **changes})

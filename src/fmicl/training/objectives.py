@@ -10,7 +10,7 @@ from torch import nn
 from fmicl import theory
 from fmicl.config.settings import Settings
 from fmicl.divergences import Divergence, divergence
-from fmicl.losses.modules import AlignUniformLoss, FMICLLoss, InfoNCELoss, SpectralContrastiveLoss
+from fmicl.losses import AlignUniformLoss, FMICLLoss, InfoNCELoss, SpectralContrastiveLoss
 from fmicl.losses.similarities import Gaussian
 
 __all__ = ["build_divergence", "build_objective", "certificate", "collapse_advice", "overweight"]

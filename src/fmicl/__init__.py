@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
+    from fmicl.divergences import register_divergence as register_divergence
     from fmicl.evaluation import sts as sts
     from fmicl.losses import AlignUniformLoss as AlignUniformLoss
     from fmicl.losses import Cosine as Cosine
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from fmicl.losses import Similarity as Similarity
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
     from fmicl.losses import functional as functional
+    from fmicl.losses import register_objective as register_objective
     from fmicl.runs.export import load_encoder as load_encoder
 
 __version__ = "0.1.0"
@@ -55,6 +57,8 @@ _HOMES = {
     "divergence": "divergences",
     "list_divergences": "divergences",
     "load_encoder": "runs.export",
+    "register_divergence": "divergences",
+    "register_objective": "losses",
 }
 
 EXTRAS = {

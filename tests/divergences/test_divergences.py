@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import mpmath
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fmicl
-from fmicl.divergences import Divergence
+from fmicl.divergences import DIVERGENCES, KL, Divergence
+from fmicl.utils.options import option
 
 NAMES = ["kl", "reverse_kl", "js", "pearson", "squared_hellinger", "neyman", "jeffrey", "tsallis", "vlc"]
 LOG2 = math.log(2)
@@ -255,7 +257,63 @@ def test_the_papers_vlc_penalty_is_a_misprint() -> None:
     assert float(vlc.penalty(u.log())) == pytest.approx(float(u * vlc.derivative(u) - vlc.f(u)))
 
 
+@pytest.fixture
+def scaled_kl() -> Iterator[None]:
+    @fmicl.register_divergence("scaled_kl", summary="A third party's divergence.")
+    @dataclass(frozen=True)
+    class ScaledKL(KL):
+        factor: float = option(2.0, "Its parameter.")
+
+        def _f(self, u: Tensor) -> Tensor:
+            return self.factor * super()._f(u)
+
+        def _derivative(self, u: Tensor) -> Tensor:
+            return self.factor * super()._derivative(u)
+
+        def _conjugate(self, t: Tensor) -> Tensor:
+            return self.factor * super()._conjugate(t / self.factor)
+
+        def _conjugate_derivative(self, t: Tensor) -> Tensor:
+            return super()._conjugate_derivative(t / self.factor)
+
+        def _score(self, r: Tensor) -> Tensor:
+            return self.factor * super()._score(r)
+
+        def _penalty(self, r: Tensor) -> Tensor:
+            return self.factor * super()._penalty(r)
+
+    yield
+    DIVERGENCES.unregister("scaled_kl")
+
+
+@pytest.mark.usefixtures("scaled_kl")
+class TestThirdParty:
+    def test_it_is_used_by_name(self) -> None:
+        assert fmicl.list_divergences()[-1] == fmicl.divergence("scaled_kl").name == "scaled_kl"
+        assert fmicl.divergence("kl").name == "kl"
+        x, y = torch.randn(2, 6, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(fmicl.FMICLLoss("scaled_kl")(x, y), 2 * fmicl.FMICLLoss("kl")(x, y))
+        assert "| `scaled_kl` | u log u | strictly convex |" in fmicl.theory.table()
+
+    def test_its_parameters_are_its_options(self) -> None:
+        assert float(fmicl.divergence("scaled_kl", factor=3.0).derivative(1.0)) == 3.0
+        with pytest.raises(TypeError, match="takes factor, got order"):
+            fmicl.divergence("scaled_kl", order=3.0)
+
+    def test_names_are_taken_once_and_by_dataclasses(self) -> None:
+        with pytest.raises(ValueError, match="'scaled_kl'"):
+            fmicl.register_divergence("scaled_kl", summary="Another one.")(KL)
+        assert KL.name == "kl"
+        with pytest.raises(TypeError, match="Bare"):
+
+            @fmicl.register_divergence("bare", summary="Not a dataclass.")
+            class Bare(Divergence): ...
+
+
 class TestNames:
+    def test_every_divergence_has_a_summary(self) -> None:
+        assert all(entry.summary.endswith(".") and entry.value.name == entry.name for entry in DIVERGENCES)
+
     def test_a_function_is_told_where_to_go(self) -> None:
         with pytest.raises(TypeError, match=r"fmicl\.Divergence\.from_generator\(f\)"):
             fmicl.FMICLLoss(lambda u: u * u.log())  # type: ignore[arg-type]

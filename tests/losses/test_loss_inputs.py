@@ -16,6 +16,7 @@ import fmicl
 from fmicl import functional
 from fmicl.kernels import Kernel, Precision
 from fmicl.utils.triton import interpreting
+from fmicl.utils.validation import Negatives
 from two_views import NAMES, batch, queue
 
 LOSSES: dict[str, Callable[[], torch.nn.Module]] = {
@@ -89,7 +90,7 @@ class TestRobust:
         assert fmicl.FMICLLoss("kl", alpha=np.float32(3), gamma=np.int64(1)).alpha == 3  # type: ignore[arg-type]
 
     def test_an_unknown_option_is_named(self) -> None:
-        with pytest.raises(TypeError, match="unknown option kernal; there are normalised, kernel, precision, gather"):
+        with pytest.raises(TypeError, match="kernal; known: normalised, kernel, precision, gather"):
             fmicl.FMICLLoss("kl", kernal="tiled")  # type: ignore[call-arg]
 
     @pytest.mark.parametrize(
@@ -129,7 +130,7 @@ class TestRobust:
 
     def test_torch_func_with_a_kernel_that_it_does_not_go_through(self) -> None:
         x, y = batch(4, 3)
-        with pytest.raises(ValueError, match=r"'auto' or 'reference' only, got kernel='tiled'"):
+        with pytest.raises(ValueError, match="kernel='tiled'"):
             torch.func.grad(fmicl.FMICLLoss("kl", kernel="tiled"))(x, y)
 
     def test_the_papers_text_setting_in_bfloat16(self) -> None:
@@ -217,25 +218,25 @@ class TestRobust:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda: fmicl.FMICLLoss("kl", alpha=0.0), r"alpha must be a positive number, got alpha=0\.0"),
-            (lambda: fmicl.FMICLLoss("kl", alpha=-1.0), r"got alpha=-1\.0"),
-            (lambda: fmicl.FMICLLoss("kl", gamma=0.0), r"gamma must be a positive number, got gamma=0\.0"),
-            (lambda: fmicl.FMICLLoss("kl", mu=0.0), r"mu must be a positive number, got mu=0\.0"),
-            (lambda: fmicl.FMICLLoss("kl", mu="norm"), "got 'norm'"),  # type: ignore[arg-type]
+            (lambda: fmicl.FMICLLoss("kl", alpha=0.0), r"alpha=0\.0"),
+            (lambda: fmicl.FMICLLoss("kl", alpha=-1.0), r"alpha=-1\.0"),
+            (lambda: fmicl.FMICLLoss("kl", gamma=0.0), r"gamma=0\.0"),
+            (lambda: fmicl.FMICLLoss("kl", mu=0.0), r"mu=0\.0"),
+            (lambda: fmicl.FMICLLoss("kl", mu="norm"), "mu .*'norm'"),  # type: ignore[arg-type]
             (lambda: fmicl.FMICLLoss("lk"), "unknown divergence 'lk'"),
-            (lambda: fmicl.FMICLLoss("kl", similarity="dot"), "similarity is 'gaussian', 'cosine'"),
-            (lambda: fmicl.FMICLLoss("kl", similarity="cosine", mu=2.0), r"has no mu, got mu=2\.0"),
+            (lambda: fmicl.FMICLLoss("kl", similarity="dot"), "similarity .*'dot'"),
+            (lambda: fmicl.FMICLLoss("kl", similarity="cosine", mu=2.0), r"cosine .* mu=2\.0"),
             (
                 lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), gamma=2.0),
-                r"own settings; leave out gamma=2\.0$",
+                r"Cosine.* leave out gamma=2\.0$",
             ),
-            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), mu=2.0), r"own settings; leave out mu=2\.0$"),
-            (lambda: fmicl.FMICLLoss("kl", negatives="all"), "'anchor', 'both', 'cross' or a tensor"),  # type: ignore[arg-type]
-            (lambda: fmicl.FMICLLoss("kl", shift="best"), "shift is None or 'optimal', got 'best'"),  # type: ignore[arg-type]
-            (lambda: fmicl.InfoNCELoss(temperature=0.0), r"temperature must be a positive number"),
-            (lambda: fmicl.AlignUniformLoss(power=0.5), r"at least 1, got power=0\.5"),
-            (lambda: fmicl.AlignUniformLoss(gamma=math.inf), "gamma must be a positive number, got gamma=inf"),
-            (lambda: fmicl.SpectralContrastiveLoss(mu=-1.0), r"mu must be a positive number, got mu=-1\.0"),
+            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), mu=2.0), r"Cosine.* leave out mu=2\.0$"),
+            (lambda: fmicl.FMICLLoss("kl", negatives="all"), "'anchor', 'both', 'cross' or a tensor .*'all'"),  # type: ignore[arg-type]
+            (lambda: fmicl.FMICLLoss("kl", shift="best"), "shift .*'best'"),  # type: ignore[arg-type]
+            (lambda: fmicl.InfoNCELoss(temperature=0.0), r"temperature=0\.0"),
+            (lambda: fmicl.AlignUniformLoss(power=0.5), r"power=0\.5"),
+            (lambda: fmicl.AlignUniformLoss(gamma=math.inf), "gamma=inf"),
+            (lambda: fmicl.SpectralContrastiveLoss(mu=-1.0), r"mu=-1\.0"),
         ],
     )
     def test_bad_settings_are_refused_when_made(self, make: Callable[[], torch.nn.Module], message: str) -> None:
@@ -245,7 +246,7 @@ class TestRobust:
 
 @pytest.mark.parametrize("negatives", ["anchor", "cross", "both"])
 @pytest.mark.parametrize("name", ["fmicl", "infonce", "align_uniform", "spectral"])
-def test_bfloat16_rows_on_the_sphere_are_taken_as_they_are(name: str, negatives: functional.Negatives) -> None:
+def test_bfloat16_rows_on_the_sphere_are_taken_as_they_are(name: str, negatives: Negatives) -> None:
     """No copy in float32, but float32's accuracy: the loss of the rounded rows, and a gradient in their own type."""
     losses: dict[str, Callable[..., Tensor]] = {
         "fmicl": functional.fmicl_loss,

@@ -377,9 +377,9 @@ class TestLosses:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"kernel": "cuda"}, "kernel is 'auto', 'reference', 'tiled' or 'triton', got 'cuda'"),
-            ({"precision": "low"}, "precision is 'auto', 'fast' or 'high', got 'low'"),
-            ({"gather": 1}, "gather is True or False"),
+            ({"kernel": "cuda"}, "kernel .*'cuda'"),
+            ({"precision": "low"}, "precision .*'low'"),
+            ({"gather": 1}, "gather=1"),
         ],
     )
     def test_refuses(self, options: dict[str, object], message: str) -> None:

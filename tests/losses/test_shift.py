@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 import fmicl
-from fmicl import functional, kernels
+from fmicl import kernels
 from fmicl.kernels.contract import PairFunction
-from fmicl.losses.shift import optimal_shift, shift_of_counts
+from fmicl.losses import shift
+from fmicl.losses.shift import optimal_shift, shift_from_histogram
+from fmicl.losses.similarities import make_similarity
 from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
 
 
@@ -19,7 +21,7 @@ from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
 def test_no_shift_does_better(name: str, alpha: float, similarity: str) -> None:
     x, y = batch()
     kind = fmicl.divergence(name)
-    critic = functional.make_similarity(similarity).critic(kind, 4)
+    critic = make_similarity(similarity).critic(kind, 4)
     off = ~torch.eye(len(x), dtype=torch.bool)
     t_positive = critic.score(critic.pairs(unit(x), unit(y)))
     t_negative = critic.score(critic.z(unit(x) @ unit(x).T)[off])
@@ -77,7 +79,7 @@ def test_finite_in_float32_where_it_is_in_float64(name: str, alpha: float, gamma
 def test_within_transforms_it_goes_with_kl_alone() -> None:
     x, y = batch()
     torch.func.grad(lambda x: fmicl.FMICLLoss("kl", shift="optimal")(x, y))(x)
-    with pytest.raises(ValueError, match=r"through torch\.func with kl alone, got js"):
+    with pytest.raises(ValueError, match="got js"):
         torch.func.grad(lambda x: fmicl.FMICLLoss("js", shift="optimal")(x, y))(x)
 
 
@@ -121,7 +123,7 @@ def test_the_solve_takes_few_passes_and_no_gradient(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", CERTIFIED)
 def test_the_solve_ends_at_the_root(name: str, gamma: float, alpha: float, spread: float) -> None:
     """alpha E_neg[(f*)'(T - v)] crosses 1 there, in bounded time: where T is steep, most steps of a secant are poor."""
-    critic = functional.make_similarity("gaussian", gamma).critic(fmicl.divergence(name), 256)
+    critic = make_similarity("gaussian", gamma).critic(fmicl.divergence(name), 256)
     cosines = spread * torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=F64)
     z = critic.z(cosines.clamp(-1, 1))
     passes = 0
@@ -158,7 +160,7 @@ def test_in_float32() -> None:
 @pytest.mark.parametrize("gamma", [1.0, 10.0])
 @pytest.mark.parametrize("name", CERTIFIED)
 def test_counts_give_the_shift_too(name: str, gamma: float, alpha: float, spread: float, similarity: str) -> None:
-    critic = functional.make_similarity(similarity, gamma).critic(fmicl.divergence(name), 256)
+    critic = make_similarity(similarity, gamma).critic(fmicl.divergence(name), 256)
     cosines = (spread * torch.randn(5_000, generator=torch.Generator().manual_seed(0), dtype=F64)).clamp(-1, 1)
     scores = critic.score(critic.z(cosines))
 
@@ -166,7 +168,7 @@ def test_counts_give_the_shift_too(name: str, gamma: float, alpha: float, spread
         return v + alpha * float(critic.divergence.conjugate(scores - v).mean())
 
     exact = optimal_shift(critic, alpha, lambda function: function.penalty(critic.z(cosines)).mean())
-    found = float(shift_of_counts(critic, alpha, torch.histc(cosines, 8192, -1, 1)))
+    found = float(shift_from_histogram(critic, alpha, torch.histc(cosines, 8192, -1, 1)))
     assert found >= exact - 1e-9 * (1 + abs(exact))  # on the side where no pair leaves the domain
     size, part = 1 + abs(cost(exact)), 2 / 8192
     # T may change by a factor e^(2 gamma part) within a part
@@ -192,8 +194,8 @@ def test_while_a_graph_is_recorded_the_loss_is_nearly_the_same(
         return value.detach(), slope
 
     exact, wanted = both()
-    monkeypatch.setattr(functional, "recording", lambda _: True)
-    monkeypatch.setattr(functional, "optimal_shift", lambda *_, **__: pytest.fail("it looks at values"))
+    monkeypatch.setattr(shift, "recording", lambda _: True)
+    monkeypatch.setattr(shift, "optimal_shift", lambda *_, **__: pytest.fail("it looks at values"))
     seen, found = both()
     torch.testing.assert_close(seen, exact, rtol=1e-5, atol=1e-5)
     assert float((found - wanted).norm()) < 5e-3 * float(wanted.norm())

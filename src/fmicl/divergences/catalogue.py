@@ -1,8 +1,4 @@
-"""The nine divergences, formula by formula.
-
-With s = sigmoid(-r) = 1 / (1 + u). Each is tested against the table that is written out again in
-tests/test_divergences.py, and against automatic differentiation of its f.
-"""
+"""The paper's nine divergences in closed form."""
 
 from __future__ import annotations
 
@@ -14,16 +10,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fmicl.divergences.base import Divergence
+from fmicl.divergences.registry import register_divergence
 from fmicl.divergences.special import expm1, log_lambert_w
+from fmicl.utils.options import option
 
 __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
 
 
+@register_divergence(
+    "kl", summary="Kullback-Leibler, InfoNCE's divergence: the paper's best overall."
+)
 @dataclass(frozen=True)
 class KL(Divergence):
     """Kullback-Leibler, f(u) = u log u. InfoNCE's divergence; strong uniformity, the paper's best all-rounder."""
 
-    name = "kl"
     formula = "u log u"
     supremum = math.inf
     closed_form = True
@@ -57,11 +57,11 @@ class KL(Divergence):
         return e, e
 
 
+@register_divergence("reverse_kl", summary="Reverse Kullback-Leibler: no uniformity, for comparison.")
 @dataclass(frozen=True)
 class ReverseKL(Divergence):
     """Reverse Kullback-Leibler, f(u) = -log u. Its penalty is linear in r: no uniformity."""
 
-    name = "reverse_kl"
     formula = "-log u"
     supremum = 0.0
     closed_form = True
@@ -91,11 +91,11 @@ class ReverseKL(Divergence):
         return torch.zeros_like(r)
 
 
+@register_divergence("js", summary="Jensen-Shannon: a bounded score, robust to outliers.")
 @dataclass(frozen=True)
 class JS(Divergence):
     """Jensen-Shannon (twice it), f(u) = u log u - (u + 1) log((u + 1) / 2). Bounded score, forgiving of outliers."""
 
-    name = "js"
     formula = "u log u - (u+1) log((u+1)/2)"
     supremum = math.log(2)
     closed_form = True
@@ -126,11 +126,11 @@ class JS(Divergence):
         return torch.sigmoid(-r)
 
 
+@register_divergence("pearson", summary="Pearson's chi-square, related to the spectral contrastive loss.")
 @dataclass(frozen=True)
 class Pearson(Divergence):
     """Pearson's chi-square, f(u) = (u - 1)^2. The spectral contrastive loss is its relative."""
 
-    name = "pearson"
     formula = "(u-1)^2"
     supremum = math.inf
     closed_form = True
@@ -165,11 +165,11 @@ class Pearson(Divergence):
         return e - 1, 2 * e
 
 
+@register_divergence("squared_hellinger", summary="Squared Hellinger: a weak penalty, needs a larger alpha than KL.")
 @dataclass(frozen=True)
 class SquaredHellinger(Divergence):
     """Squared Hellinger, f(u) = (sqrt(u) - 1)^2. Weak penalty tails: wants a larger alpha than KL."""
 
-    name = "squared_hellinger"
     formula = "(sqrt(u)-1)^2"
     supremum = 1.0
     closed_form = True
@@ -203,11 +203,11 @@ class SquaredHellinger(Divergence):
         return e - 1, 0.5 * e
 
 
+@register_divergence("neyman", summary="Neyman's chi-square: negatives collapse, for comparison.")
 @dataclass(frozen=True)
 class Neyman(Divergence):
     """Neyman's chi-square, f(u) = (1 - u)^2 / u. Its penalty is concave in the distance: negatives collapse."""
 
-    name = "neyman"
     formula = "(1-u)^2 / u"
     supremum = 1.0
     closed_form = True
@@ -241,11 +241,11 @@ class Neyman(Divergence):
         return 2 - 2 * e, 2 * e
 
 
+@register_divergence("jeffrey", summary="Jeffrey's: KL plus reverse KL.")
 @dataclass(frozen=True)
 class Jeffrey(Divergence):
     """Jeffrey's, KL plus reverse KL, f(u) = (u - 1) log u."""
 
-    name = "jeffrey"
     formula = "(u-1) log u"
     supremum = math.inf
     closed_form = True
@@ -281,13 +281,13 @@ class Jeffrey(Divergence):
         return e - 1 + r, e + 1
 
 
+@register_divergence("tsallis", summary="Tsallis of order a: repels the closest negatives most strongly.")
 @dataclass(frozen=True)
 class Tsallis(Divergence):
     """Tsallis of order a > 1, f(u) = (u^a - 1) / (a - 1). The paper takes a = 3; a -> 1 is KL up to a linear term."""
 
-    order: float = 3.0
+    order: float = option(3.0, "Order of tsallis, above 1; the paper takes 3.")
 
-    name = "tsallis"
     formula = "(u^a-1)/(a-1)"
     supremum = math.inf
     closed_form = True
@@ -326,11 +326,11 @@ class Tsallis(Divergence):
         return e + 1 / (self.order - 1), self.order * e
 
 
+@register_divergence("vlc", summary="Vincze-Le Cam: uniformity is certain for mu < 2 only.")
 @dataclass(frozen=True)
 class VLC(Divergence):
     """Vincze-Le Cam, f(u) = (u - 1)^2 / (u + 1). Uniformity is certain for mu < 2 only; see docs/errata.md."""
 
-    name = "vlc"
     formula = "(u-1)^2 / (u+1)"
     supremum = 1.0
     closed_form = True

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import fmicl
 from fmicl.divergences import Divergence
 from fmicl.kernels import world_of
-from fmicl.losses.functional import make_similarity, sum_terms, terms_of_pairs
+from fmicl.losses.functional import fmicl_terms_of_pairs
 from fmicl.losses.pairing import Block, Pairs
-from fmicl.losses.similarities import Gaussian, Similarity
+from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
 from fmicl.utils.numerics import normalise
 from fmicl.utils.validation import Negatives
 
@@ -192,7 +192,7 @@ class FMICLLoss(nn.Module):
             blocks += tuple(Block(rows, other, None, 1, pairs.world.total**2, pairs.world) for rows in anchors)
         pairs = dataclasses.replace(pairs, blocks=blocks)
         critic = make_similarity(o.similarity, o.gamma, o.mu).critic(o.divergence, x.shape[1])
-        return sum_terms(terms_of_pairs(pairs, critic, o.alpha, o.shift))
+        return fmicl_terms_of_pairs(pairs, critic, o.alpha, o.shift).total()
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""

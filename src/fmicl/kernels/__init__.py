@@ -26,7 +26,7 @@ from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differentiably, world_of
 from fmicl.kernels.contract import Backend, PairFunction, Square
 from fmicl.kernels.partners import apart
-from fmicl.utils.numerics import widened
+from fmicl.utils.numerics import to_float32
 from fmicl.utils.triton import interpreting, triton_runs_on
 
 __all__ = [
@@ -95,7 +95,7 @@ def pair_sum(
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, function, fast)
     if backend in (None, _TILED):
-        x, other = widened(x), None if other is None else widened(other)
+        x, other = to_float32(x), None if other is None else to_float32(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
         return reference.pair_sum(x, columns, function, None if skip is None else skip + world.first)
@@ -132,7 +132,7 @@ def row_logsumexp(
         )
     backend = _backend(kernel, x, None, fast)
     if backend in (None, _TILED):
-        x, other = widened(x), None if other is None else widened(other)
+        x, other = to_float32(x), None if other is None else to_float32(other)
     if backend is None:
         columns = gather_differentiably(x if other is None else other, world)
         return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first, paired)
@@ -156,7 +156,7 @@ def count_cosines(x: Tensor, other: Tensor | None, skip: int | None = None, bins
         >>> count_cosines(torch.eye(3), None, skip=0, bins=3)       # six pairs at 0
         tensor([0., 6., 0.], dtype=torch.float64)
     """
-    x, columns = widened(x.detach()), widened((x if other is None else other).detach())
+    x, columns = to_float32(x.detach()), to_float32((x if other is None else other).detach())
     return tiled.count_cosines(x, columns, skip, bins)
 
 

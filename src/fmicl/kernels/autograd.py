@@ -12,7 +12,7 @@ from fmicl.kernels import reference
 from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
 from fmicl.kernels.contract import Backend, Normaliser, PairFunction
 from fmicl.kernels.transforms import is_batched
-from fmicl.utils.numerics import exact_matmul, widened
+from fmicl.utils.numerics import exact_matmul, to_float32
 
 __all__ = ["pair_sum", "row_logsumexp", "used_once"]
 
@@ -107,7 +107,7 @@ def _over_columns(
     total: Tensor | None = None
     grad: Tensor | None = None
     if world.size > 1:
-        rows = widened(rows)  # so that the shares of all processes' columns are added in float32
+        rows = to_float32(rows)  # so that the shares of all processes' columns are added in float32
     for part, first in _travelling(columns, world, backend):
         signed = None if skip is None else (-skip if mirrored else skip)
         value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
@@ -167,7 +167,7 @@ class _RowLogSumExp(torch.autograd.Function):
         def gradient(rows: Tensor, columns: Tensor, as_row: bool, as_column: bool, signed: int | None) -> Tensor:
             total: Tensor | None = None
             if world.size > 1:
-                rows = widened(rows)
+                rows = to_float32(rows)
             for part, first in _travelling(columns, world, backend):
                 others = None
                 if as_column:

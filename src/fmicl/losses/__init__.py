@@ -1,9 +1,14 @@
-"""Contrastive objectives: similarities, pure functions (`fmicl.functional`) and modules."""
+"""Contrastive objectives: similarities, pure functions (`fmicl.functional`), loss modules and their registry."""
 
-from fmicl.losses.modules import AlignUniformLoss, FMICLLoss, InfoNCELoss, SpectralContrastiveLoss
+from fmicl.losses.align_uniform import AlignUniformLoss
+from fmicl.losses.fmicl import FMICLLoss
+from fmicl.losses.infonce import InfoNCELoss
+from fmicl.losses.registry import OBJECTIVES, register_objective
 from fmicl.losses.similarities import Cosine, Gaussian, Similarity
+from fmicl.losses.spectral import SpectralContrastiveLoss
 
 __all__ = [
+    "OBJECTIVES",
     "AlignUniformLoss",
     "Cosine",
     "FMICLLoss",
@@ -11,4 +16,5 @@ __all__ = [
     "InfoNCELoss",
     "Similarity",
     "SpectralContrastiveLoss",
+    "register_objective",
 ]

@@ -1,4 +1,4 @@
-"""Which embeddings meet which: a batch made ready for any objective, on one process or several."""
+"""Pairing of embeddings: which ones are positive and negative pairs, on one process or several."""
 
 from __future__ import annotations
 
@@ -17,71 +17,75 @@ from fmicl.divergences.critic import Critic
 from fmicl.kernels import Kernel, PairFunction, Precision, World
 from fmicl.kernels.transforms import in_transforms
 from fmicl.utils.numerics import normalise
-from fmicl.utils.validation import Negatives, require_mode
+from fmicl.utils.validation import Negatives, require_negatives
 
-__all__ = ["Options", "Pairs", "check_options", "options_words"]
+__all__ = ["Block", "ComputeOptions", "Pairs", "check_options", "describe_options"]
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Options(TypedDict, total=False):
-    """How an objective is computed; the same for each of them."""
+class ComputeOptions(TypedDict, total=False):
+    """How sums over pairs are computed; all objectives take these options."""
 
     normalised: bool
-    """True if the embeddings have unit length already (default False: they are normalised here). It is taken at its
-    word: of rows of another length a loss makes wrong numbers."""
+    """True if the embeddings have unit length already (default False: the loss normalises them). Not checked: rows of
+    another length give wrong values."""
     kernel: Kernel
     """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
     precision: Precision
-    """Of the Triton kernel. "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for half-precision
-    input and high otherwise. The other kernels are always float32 or wider, TF32
-    excluded, whatever torch is set to."""
+    """Precision of the Triton kernel: "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for
+    half-precision input and high otherwise. The other kernels always compute in float32 or wider, without TF32."""
     gather: bool
-    """Where several processes run: take negatives from all of them (default), or False to keep to one's own.
-    Explicit negatives are taken as they are given on each process."""
+    """With several processes, take negatives from all of them (default), or with False from the same process only.
+    Explicit negatives are used as given on each process."""
 
 
-_DEFAULTS: Options = {"normalised": False, "kernel": "auto", "precision": "auto", "gather": True}
+_DEFAULTS: ComputeOptions = {"normalised": False, "kernel": "auto", "precision": "auto", "gather": True}
 
 
-def check_options(**options: Unpack[Options]) -> None:
-    """Refuse what can't be meant, before the first batch."""
-    unknown = sorted(set(options) - set(Options.__annotations__))
+def check_options(**options: Unpack[ComputeOptions]) -> None:
+    """Refuse invalid options, before the first batch.
+
+    Raises:
+        TypeError: there is no such option.
+        ValueError: an option has an invalid value.
+    """
+    unknown = sorted(set(options) - set(ComputeOptions.__annotations__))
     if unknown:
         raise TypeError(
-            f"unknown option {', '.join(unknown)}; there are {', '.join(Options.__annotations__)}. "
-            "A divergence's own parameters go to it: fmicl.divergence('tsallis', order=2.0)"
+            f"unknown option {', '.join(unknown)}; known: {', '.join(ComputeOptions.__annotations__)}. "
+            "Parameters of a divergence go to the divergence: fmicl.divergence('tsallis', order=2.0)"
         )
     options = _DEFAULTS | options
     for name in ("normalised", "gather"):
         value = options.get(name)
         if not isinstance(value, bool):
-            raise ValueError(f"{name} is True or False, got {name}={value!r}")
+            raise ValueError(f"{name} must be True or False, got {name}={value!r}")
     kernels.require_kernel(options["kernel"], options["precision"])
 
 
-def options_words(**options: Unpack[Options]) -> str:
-    """The options that say something else than the defaults, for the end of a loss's repr.
+def describe_options(**options: Unpack[ComputeOptions]) -> str:
+    """The options that differ from the defaults, for the end of a loss's repr.
 
     Example:
-        >>> options_words(kernel="tiled", precision="auto", gather=False)
+        >>> describe_options(kernel="tiled", precision="auto", gather=False)
         ', kernel=tiled, gather=False'
     """
     return "".join(f", {name}={value}" for name, value in options.items() if value != _DEFAULTS.get(name))
 
 
 class Block(NamedTuple):
-    """Rows against columns (None: themselves), without j = i + skip; weight 2 stands for the mirrored block too.
+    """A block of negative pairs: all rows against all columns, without those where j = i + skip.
 
     Attributes:
-        rows: of this process.
-        columns: of this process; those of the others come by themselves.
+        rows: rows of this process.
+        columns: columns of this process, None for the rows themselves; the kernels exchange those of other processes.
         skip: see `fmicl.kernels.contract`.
-        weight: how often each pair counts.
-        number: of pairs in all processes, counted so.
-        world: whose columns there are.
+        weight: how often each pair counts; 2 if the block stands for its mirror image too.
+        number: number of pairs in all processes, with this weight.
+        world: the processes that have columns.
     """
 
     rows: Tensor
@@ -94,16 +98,16 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Two views on the unit sphere and their negatives.
+    """Two views on the unit sphere, and their negatives.
 
     Attributes:
-        x: first view, (N, d), of unit length: float32 or float64, or bfloat16 if it came so and that will do.
+        x: first view, (N, d), of unit length: float32 or float64, or bfloat16 if the input is and `fast` is set.
         y: second view, likewise.
-        blocks: the negatives.
-        world: the processes whose rows make the batch.
+        blocks: the negative pairs.
+        world: the processes that share the batch.
         kernel: implementation of the sums over pairs.
-        fast: whether bfloat16 will do.
-        distances: |x_i - y_i|^2, (N,), where they are known already.
+        fast: whether products may be rounded to bfloat16.
+        distances: |x_i - y_i|^2, (N,), if known already.
     """
 
     x: Tensor
@@ -121,21 +125,21 @@ class Pairs:
         y: Tensor,
         negatives: Negatives | Tensor,
         columns: Sequence[Tensor] = (),
-        **options: Unpack[Options],
+        **options: Unpack[ComputeOptions],
     ) -> Pairs:
-        """Check the input, put it onto the sphere and lay out the negatives.
+        """Check the input, normalise it to unit length and lay out the negatives.
 
-        Half precision is widened, unless it lies on the sphere already and `fast` will do: then no copy is made.
+        Half precision is converted to float32, unless it is normalised already and `fast` is set: then no copy is made.
 
         Args:
             x: first view, (N, d).
             y: second view, (N, d).
             negatives: as in `fmicl.functional`.
-            columns: (N, d) each, which the caller lays out; here they are only checked, on all processes together.
-            options: how it is computed.
+            columns: further negatives, (N, d) each, that the caller adds; this only checks them, on all processes.
+            options: how sums are computed.
 
         Raises:
-            ValueError: if the input can't be a batch of two views; it names what was seen.
+            ValueError: the input isn't a batch of two views; the message says what was seen.
         """
         check_options(**options)
         options = _DEFAULTS | options
@@ -147,7 +151,7 @@ class Pairs:
             kind = negatives if explicit is None else explicit.dtype
             same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
         except ValueError as error:
-            wrong = error  # where several processes run, the others must hear of it before this one leaves
+            wrong = error  # other processes must learn of it before this one raises, or they would hang
         world = kernels.world_of(x, options["gather"], wrong, same)
         if explicit is None and world.total < 2:
             raise ValueError(
@@ -177,7 +181,7 @@ class Pairs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which everything but the products is computed."""
+        """The type of everything but the products."""
         return torch.promote_types(self.x.dtype, torch.float32)
 
     def squared_distances(self) -> Tensor:
@@ -187,7 +191,7 @@ class Pairs:
         return (self.x.to(self.dtype) - self.y.to(self.dtype)).square().sum(dim=-1)
 
     def detached(self) -> Pairs:
-        """The same batch, with no gradient to compute."""
+        """The same batch without gradients."""
         blocks = tuple(
             block._replace(rows=block.rows.detach(), columns=None if block.columns is None else block.columns.detach())
             for block in self.blocks
@@ -196,11 +200,11 @@ class Pairs:
         return replace(self, x=self.x.detach(), y=self.y.detach(), blocks=blocks, distances=distances)
 
     def mean_of_rows(self, values: Tensor) -> Tensor:
-        """This process's share of a mean over all rows: over processes these average to that mean."""
+        """This process's share of the mean over all rows: the average over processes is that mean."""
         return values.sum() * (self.world.size / (self.world.total * (len(values) // len(self.x))))
 
     def mean(self, function: PairFunction) -> Tensor:
-        """Likewise, of a function over all negatives."""
+        """This process's share of the mean of a function over all negatives, likewise."""
         totals = [
             block.weight
             * kernels.pair_sum(
@@ -216,7 +220,7 @@ class Pairs:
         return kernels.all_sum(self.mean(function), self.world) / self.world.size
 
     def count_cosines(self) -> Tensor:
-        """How many negatives of this process have their inner product in each of equal parts of [-1, 1]: (bins,)."""
+        """Histogram of the inner products of this process's negatives, over equal bins of [-1, 1]: (bins,)."""
         return torch.stack(
             [block.weight * kernels.count_cosines(block.rows, block.columns, block.skip) for block in self.blocks]
         ).sum(dim=0)
@@ -224,12 +228,12 @@ class Pairs:
     def log_mean_exp(self, scale: float) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.
 
-        Each row counts alike, also where processes have explicit negatives in different numbers.
+        All rows weigh the same, also if processes have different numbers of explicit negatives.
         """
         if 2 * scale <= _EXPONENT_RANGE[self.dtype]:
-            # no term underflows: one pass gives value and gradient
+            # no term underflows, so one pass gives value and gradient
             return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
-        share = -math.log(self.count())  # of the rows of this process
+        share = -math.log(self.count())
         totals = [
             math.log(block.weight)
             + kernels.all_logsumexp(self._rows(block, scale).logsumexp(dim=0) + share, self.world)
@@ -243,13 +247,13 @@ class Pairs:
             return self._rows(self.blocks[0], scale)
         views = torch.stack([self.x, self.y], dim=1).flatten(0, 1)
         world = self.world._replace(sizes=tuple(2 * size for size in self.world.sizes))
-        # one symmetric sum over all views: less than its blocks cost one by one
+        # one symmetric sum over all views costs less than the blocks one by one
         return kernels.row_logsumexp(
             views, None, scale, 0, kernel=self.kernel, fast=self.fast, world=world, paired=True
         )
 
     def count(self) -> int:
-        """Negatives of all processes."""
+        """Number of negatives of all processes."""
         return sum(block.number for block in self.blocks)
 
     def _rows(self, block: Block, scale: float) -> Tensor:
@@ -263,7 +267,7 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tens
     if isinstance(negatives, Tensor):
         named["negatives"] = negatives
     else:
-        require_mode(negatives)
+        require_negatives(negatives)
     for name, value in named.items():
         if not isinstance(value, Tensor):
             raise ValueError(f"{name} must be a tensor of embeddings (N, d), got {type(value).__name__}")
@@ -290,18 +294,18 @@ def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tens
 
 
 def _within_transforms(kernel: Kernel, world: World) -> Kernel:
-    """Within torch.func's grad, vmap and the like, the reference: it is plain autograd, which they go through.
+    """Within torch.func's transforms (grad, vmap, ...), the reference: it is plain autograd, which they support.
 
     Raises:
-        ValueError: another kernel was asked for, or several processes share the batch.
+        ValueError: another kernel is set, or several processes share the batch.
     """
     if not in_transforms():
         return kernel
     if kernel not in ("auto", "reference"):
-        raise ValueError(f"torch.func goes through kernel='auto' or 'reference' only, got kernel={kernel!r}")
+        raise ValueError(f"within torch.func kernel must be 'auto' or 'reference', got kernel={kernel!r}")
     if world.size > 1:
         raise ValueError(
-            f"torch.func can't go through a loss over {world.size} processes; gather=False keeps to one's own"
+            f"torch.func doesn't support a loss over {world.size} processes; gather=False takes negatives of this one"
         )
     return "reference"
 
@@ -309,7 +313,7 @@ def _within_transforms(kernel: Kernel, world: World) -> Kernel:
 def _blocks(x: Tensor, y: Tensor, negatives: str | Tensor, explicit: Tensor | None, world: World) -> tuple[Block, ...]:
     n = world.total
     if explicit is not None:
-        # its columns are here already: nobody is asked for theirs
+        # the columns are here already: no exchange between processes
         return (Block(x, explicit, None, 1, n * len(explicit), World(0, (len(x),))),)
     others = n * (n - 1)
     if negatives == "anchor":

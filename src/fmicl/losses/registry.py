@@ -21,10 +21,11 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fmicl.divergences import KL, Divergence
-from fmicl.utils.options import option
+from fmicl.utils.options import check_types, option, options_of, require_positive_fields
 from fmicl.utils.registry import Registry
+from fmicl.utils.validation import Negatives
 
-__all__ = ["OBJECTIVES", "ObjectiveContext", "ObjectiveOptions", "register_objective"]
+__all__ = ["OBJECTIVES", "MuOptions", "ObjectiveContext", "ObjectiveOptions", "register_objective"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class ObjectiveContext:
             and MoCo v3, and not all other views of the batch, as in SimCLR.
         high_precision: compute inner products in float32 whatever the type of the embeddings.
         divergence_parameters: the options of the chosen divergence, such as `order`.
-        detached: for each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient.
+        detached: for each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient,
+            such as the keys of a momentum encoder; the key "queue" stands for explicit negatives, which replace them.
     """
 
     dim: int = 512
@@ -51,7 +53,11 @@ class ObjectiveContext:
 
 @dataclass(frozen=True)
 class ObjectiveOptions(ABC):
-    """Options of an objective, and the loss module that they describe."""
+    """Options of an objective, and the loss module that they describe.
+
+    Raises:
+        ValueError: an option has a value of a wrong type or out of range.
+    """
 
     negatives: Literal["auto", "anchor", "both", "cross"] = option(
         "auto",
@@ -59,17 +65,35 @@ class ObjectiveOptions(ABC):
         "objective's paper. moco takes its queue instead.",
     )
 
+    def __post_init__(self) -> None:
+        """Check the types; subclasses check their numbers after it."""
+        for each in options_of(type(self)):
+            check_types(each.name, getattr(self, each.name), each.type)
+
     @abstractmethod
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module, called with two batches of embeddings (N, d) and optionally `negatives=` (M, d)."""
 
+    def default_negatives(self, context: ObjectiveContext) -> Negatives:
+        """The negatives that "auto" stands for."""
+        del context
+        return "anchor"
+
+    def resolved_negatives(self, context: ObjectiveContext) -> Negatives:
+        """The negatives, with "auto" resolved."""
+        return self.default_negatives(context) if self.negatives == "auto" else self.negatives
+
+    def detached_share(self, context: ObjectiveContext) -> float:
+        """The share of the negatives that have no gradient."""
+        return max(context.detached.get(source, 0.0) for source in (self.resolved_negatives(context), "queue"))
+
     def common(self, context: ObjectiveContext) -> dict[str, Any]:
         """Arguments that all of this package's losses take."""
-        found: dict[str, Any] = {} if self.negatives == "auto" else {"negatives": self.negatives}
-        return {**found, "precision": "high"} if context.high_precision else found
+        precision = {"precision": "high"} if context.high_precision else {}
+        return {"negatives": self.resolved_negatives(context), **precision}
 
     def why_unused(self) -> dict[str, str]:
-        """Options of this objective that have no effect with the others' values, each with the reason."""
+        """Options without effect, given the values of the others; each with where: "in kl with the optimal shift"."""
         return {}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
@@ -86,6 +110,23 @@ class ObjectiveOptions(ABC):
         """The divergence of further terms that bound an f-mutual information: this objective's, or KL."""
         del context
         return KL()
+
+
+@dataclass(frozen=True)
+class MuOptions(ObjectiveOptions):
+    """The option `mu`, for the objectives that have it."""
+
+    mu: float | Literal["normalised"] = option(
+        1.0,
+        "Scale of the density ratio (spectral: the squared radius of the sphere); normalised: the constant that makes "
+        "it a density ratio (fmicl only).",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        if self.mu != "normalised":
+            require_positive_fields(self, "mu")
 
 
 OBJECTIVES: Registry[type[ObjectiveOptions]] = Registry("objective")

@@ -1,12 +1,11 @@
-r"""What the log density ratio of two embeddings on the unit sphere is taken to be.
+r"""Similarities: models of the log density ratio of two embeddings on the unit sphere.
 
-Every similarity here is a function of the inner product c = x.y of unit vectors, and hands a divergence
-an affine function of it, z = offset + scale * c:
+A similarity is an affine function z = offset + scale * c of the inner product c = x.y of unit vectors:
 
     Gaussian   z = r = log(mu) - gamma |x - y|^2 = log(mu) - 2 gamma + 2 gamma c      u = e^r is the f-Gaussian kernel
     Cosine     z = v = c / temperature                                                a free critic, as in f-GAN
 
-`similarity.critic(divergence, d)` joins the two: what a pair with inner product c scores and costs.
+`similarity.critic(divergence, d)` binds a divergence to it: score and penalty of a pair with inner product c.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from fmicl.divergences.critic import Critic
 from fmicl.divergences.special import log_hyp0f1
 from fmicl.utils.validation import require_positive
 
-__all__ = ["Cosine", "Gaussian", "Similarity", "log_mu"]
+__all__ = ["Cosine", "Gaussian", "Similarity", "log_mu", "make_similarity"]
 
 
 class Similarity(ABC):
-    """How two embeddings on the unit sphere are compared."""
+    """Comparison of two embeddings on the unit sphere."""
 
     @abstractmethod
     def critic(self, divergence: Divergence, d: int) -> Critic:
-        """What a pair of d-dimensional unit vectors scores and costs under this divergence."""
+        """Score and penalty of a pair of d-dimensional unit vectors under this divergence."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +38,10 @@ class Gaussian(Similarity):
     r"""The f-Gaussian similarity: u = mu exp(-gamma |x - y|^2), gamma = 1 / (2 sigma^2).
 
     Args:
-        gamma: inverse width of the kernel, as in scikit-learn's RBF kernel. A temperature tau on the
-            inner product is gamma = 1 / (2 tau).
-        mu: scale of the density ratio, or "normalised" for the one that makes u a density ratio on the
-            sphere (see `log_mu`).
+        gamma: inverse width of the kernel, as in scikit-learn's RBF kernel. A temperature tau of the inner product is
+            gamma = 1 / (2 tau).
+        mu: scale of the density ratio, or "normalised" for the one that makes u a density ratio on the sphere
+            (see `log_mu`).
 
     Example:
         >>> import torch, fmicl
@@ -59,12 +58,12 @@ class Gaussian(Similarity):
         require_positive("gamma", self.gamma)
         if isinstance(self.mu, str):
             if self.mu != "normalised":
-                raise ValueError(f"mu is a positive number or 'normalised', got {self.mu!r}")
+                raise ValueError(f"mu must be a positive number or 'normalised', got {self.mu!r}")
         else:
             require_positive("mu", self.mu)
 
     def log_mu(self, d: int) -> float:
-        """log(mu), which depends on the dimension where mu is "normalised"."""
+        """log(mu); it depends on the dimension if mu is "normalised"."""
         return log_mu(self.gamma, d) if isinstance(self.mu, str) else math.log(self.mu)
 
     def critic(self, divergence: Divergence, d: int) -> Critic:
@@ -74,7 +73,7 @@ class Gaussian(Similarity):
 
 @dataclass(frozen=True)
 class Cosine(Similarity):
-    """The cosine critic v = x.y / temperature, put into the conjugate's domain by an output activation.
+    """The cosine critic v = x.y / temperature, mapped into the conjugate's domain by an output activation.
 
     Args:
         temperature: smaller is sharper; SimCLR takes 0.5 on CIFAR-10.
@@ -99,15 +98,15 @@ class Cosine(Similarity):
 def log_mu(gamma: float, d: int) -> float:
     r"""Logarithm of the mu that makes u = mu exp(-gamma |x - y|^2) a density ratio on the sphere in R^d.
 
-    With y given, u must integrate to one over uniform x: E[exp(-gamma |x - y|^2)] = 1 / mu. With k = 2 gamma
-    this is mu = exp(k) C, 1/C = Gamma(d/2) (2/k)^(d/2-1) I_(d/2-1)(k) = 0F1(; d/2; (k/2)^2).
+    For any y, u must integrate to one over uniform x: E[exp(-gamma |x - y|^2)] = 1 / mu. With k = 2 gamma this is
+    mu = exp(k) C, 1/C = Gamma(d/2) (2/k)^(d/2-1) I_(d/2-1)(k) = 0F1(; d/2; (k/2)^2).
 
     Args:
         gamma: inverse width of the Gaussian kernel.
-        d: dimension of the space whose unit sphere it is, at least 2.
+        d: dimension of the embeddings, at least 2.
 
     Returns:
-        log mu, right to about 1e-10 for d up to 8192 and k up to 1e4.
+        log mu, with an error of about 1e-10 for d up to 8192 and k up to 1e4.
 
     Example:
         >>> import math
@@ -118,6 +117,34 @@ def log_mu(gamma: float, d: int) -> float:
     require_positive("gamma", gamma)
     if d < 2:
         raise ValueError(f"mu='normalised' needs embeddings of dimension 2 or more, got d={d}")
-    # torch.compile warns of a cache that it passes by; what it compiles has the number in it
+    # torch.compile warns of caches that it ignores; the compiled code has the number as a constant
     series = log_hyp0f1.__wrapped__ if torch.compiler.is_dynamo_compiling() else log_hyp0f1
     return 2 * gamma - series(d / 2, gamma * gamma)
+
+
+def make_similarity(
+    similarity: str | Similarity, gamma: float = 1.0, mu: float | Literal["normalised"] = 1.0
+) -> Similarity:
+    """The similarity that the arguments of `fmicl_loss` describe.
+
+    Raises:
+        ValueError: an argument is invalid, or the similarity doesn't have it.
+
+    Example:
+        >>> make_similarity("cosine", gamma=5.0)
+        Cosine(temperature=0.1)
+    """
+    gaussian = Gaussian(gamma, mu)  # checks both numbers
+    if similarity == "gaussian":
+        return gaussian
+    if isinstance(similarity, Similarity):
+        default = Gaussian()
+        given = [f"gamma={gamma!r}"] * (gamma != default.gamma) + [f"mu={mu!r}"] * (mu != default.mu)
+        if given:
+            raise ValueError(f"{similarity!r} has its own settings; leave out {' and '.join(given)}")
+        return similarity
+    if similarity == "cosine":
+        if mu != 1.0:
+            raise ValueError(f"the cosine similarity has no mu, got mu={mu!r}; only similarity='gaussian' does")
+        return Cosine(temperature=1 / (2 * gamma))
+    raise ValueError(f"similarity must be 'gaussian', 'cosine' or a Similarity, got {similarity!r}")

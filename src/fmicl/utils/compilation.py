@@ -1,4 +1,7 @@
-"""What torch.compile leaves as it is. Import it where that compiles: this loads the compiler, which takes a second."""
+"""Eager execution within torch.compile.
+
+Import this module only while torch.compile traces: it loads the compiler, which takes a second.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,22 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["as_written"]
+__all__ = ["run_eager"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator]
-    reason="of fmicl's losses torch.compile can trace those with kernel='reference', and shift='optimal' only with KL; "
-    "the others run as they are written, between two graphs. If there is to be one (fullgraph=True), take these, or "
-    "compile the model and leave the loss outside"
+    reason="torch.compile can trace fmicl's losses only with kernel='reference', and shift='optimal' only with KL; the "
+    "others run eagerly, between two graphs. For a single graph (fullgraph=True) use these, or compile the model and "
+    "leave the loss outside"
 )
-def as_written(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What a function gives, for a caller that is compiled while the function is not.
+def run_eager(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function that torch.compile must not trace, from code that it compiles.
 
     Example:
-        >>> torch.compile(lambda x: 1 + as_written(float, x), backend="eager")(torch.ones(()))
+        >>> torch.compile(lambda x: 1 + run_eager(float, x), backend="eager")(torch.ones(()))
         2.0
     """
     return function(*args, **kwargs)

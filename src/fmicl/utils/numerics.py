@@ -1,4 +1,4 @@
-"""Arithmetic that keeps its digits, for whoever computes with embeddings."""
+"""Numerically stable helpers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["exact_matmul", "normalise", "widened"]
+__all__ = ["exact_matmul", "normalise", "to_float32"]
 
 _LOCK = threading.Lock()
-_WITHIN: dict[str, tuple[int, str]] = {}  # by kind of device: how many are within, and what was set before the first
+_ACTIVE: dict[str, tuple[int, str]] = {}  # by kind of device: active contexts, and the setting before the first
 
 
 @contextmanager
 def exact_matmul(device: torch.device) -> Iterator[None]:
-    """Full float32 matrix products inside, whatever training has set: no autocast, and neither TF32 nor bfloat16.
+    """Context of full float32 matrix products, whatever training has set: no autocast, TF32 or bfloat16.
 
-    Only flags are set and put back, so it may stand inside a CUDA graph that is being recorded. The flags are the
-    process's: where several threads are within, the last one to leave puts them back.
+    It only sets flags and restores them, so it works while a CUDA graph is captured. The flags belong to the process:
+    of several threads, the last one to leave restores them.
 
     Example:
         >>> torch.set_float32_matmul_precision("medium")
@@ -36,44 +36,44 @@ def exact_matmul(device: torch.device) -> Iterator[None]:
     backend: Any = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
     kind = "cpu" if device.type == "cpu" else "cuda"
     with _LOCK:
-        number, before = _WITHIN.get(kind, (0, backend.matmul.fp32_precision))
-        _WITHIN[kind] = number + 1, before
+        number, before = _ACTIVE.get(kind, (0, backend.matmul.fp32_precision))
+        _ACTIVE[kind] = number + 1, before
         backend.matmul.fp32_precision = "ieee"
     try:
         with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
             yield
     finally:
         with _LOCK:
-            number, before = _WITHIN.pop(kind)
+            number, before = _ACTIVE.pop(kind)
             if number > 1:
-                _WITHIN[kind] = number - 1, before
+                _ACTIVE[kind] = number - 1, before
             else:
-                # What is read may come from a setting above it: written here, it would outlast a change of that one.
+                # The value may come from a more general setting: written here, it would outlast a change of that one.
                 backend.matmul.fp32_precision = "none"
                 if backend.matmul.fp32_precision != before:
                     backend.matmul.fp32_precision = before
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Rows of x divided by their length. A zero row stays zero, with a finite gradient.
+    """Scale each row of x to unit length. A zero row stays zero, with a finite gradient.
 
     Example:
         >>> normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    # by the largest entry first: squares of very small or large ones leave the type
+    # divide by the largest entry first: squares of very small or large entries leave the type's range
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
     x = x / torch.where(largest > 0, largest, 1.0)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0)
 
 
-def widened(x: Tensor) -> Tensor:
-    """In float32 at least.
+def to_float32(x: Tensor) -> Tensor:
+    """Convert half precision to float32; float64 stays.
 
     Example:
-        >>> widened(torch.ones(1, dtype=torch.bfloat16)).dtype, widened(torch.ones(1, dtype=torch.float64)).dtype
+        >>> to_float32(torch.ones(1, dtype=torch.bfloat16)).dtype, to_float32(torch.ones(1, dtype=torch.float64)).dtype
         (torch.float32, torch.float64)
     """
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,89 @@
+"""Alignment and uniformity, the loss of Wang and Isola (2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from fmicl.losses import functional
+from fmicl.losses.base import ContrastiveLoss
+from fmicl.losses.pairing import ComputeOptions
+from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
+from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.validation import Negatives, require_positive, require_power
+
+__all__ = ["AlignUniformLoss", "AlignUniformOptions"]
+
+
+class AlignUniformLoss(ContrastiveLoss):
+    """Alignment and uniformity of Wang and Isola. See `functional.align_uniform_loss`.
+
+    Related: with `weight=1 / gamma` and `power=2` it is `FMICLLoss("kl", gamma=gamma, shift="optimal")` up to a factor
+    and a constant.
+
+    Args:
+        gamma: inverse width of the Gaussian kernel (their t).
+        power: power of the distance in the alignment term.
+        weight: weight of the uniformity term.
+        negatives: "anchor", "both" or "cross"; pass explicit ones to the call.
+        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+
+    Example:
+        >>> import torch, fmicl
+        >>> fmicl.AlignUniformLoss()(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        gamma: float = 2.0,
+        power: float = 2.0,
+        weight: float = 1.0,
+        negatives: Negatives = "anchor",
+        **options: Unpack[ComputeOptions],
+    ) -> None:
+        super().__init__(negatives, **options)
+        require_positive("gamma", gamma)
+        require_power(power)
+        require_positive("weight", weight)
+        self.gamma = gamma
+        self.power = power
+        self.weight = weight
+
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
+        return functional.align_uniform_loss(
+            x, y, gamma=self.gamma, power=self.power, weight=self.weight, **self.common(negatives)
+        )
+
+    def settings(self) -> str:
+        """The settings of this loss, for `repr`."""
+        return f"gamma={self.gamma:g}, power={self.power:g}, weight={self.weight:g}, negatives={self.negatives}"
+
+
+@register_objective("align_uniform", summary="Alignment and uniformity (Wang and Isola, 2020).")
+@dataclass(frozen=True)
+class AlignUniformOptions(ObjectiveOptions):
+    """Options of alignment and uniformity."""
+
+    uniformity_gamma: float = option(
+        2.0, "Inverse width of the Gaussian kernel in the uniformity term: Wang and Isola's t, and their value."
+    )
+    uniformity_weight: float = option(1.0, "Weight of the uniformity term.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        require_positive_fields(self, "uniformity_gamma", "uniformity_weight")
+
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss module."""
+        return AlignUniformLoss(gamma=self.uniformity_gamma, weight=self.uniformity_weight, **self.common(context))
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """What may help a run whose embeddings have collapsed."""
+        # negatives that have a gradient spread out more the harder they are repelled; others don't move
+        word = "Lower" if self.detached_share(context) else "Raise"
+        return f"{word} --uniformity-weight, or lower --learning-rate."

@@ -1,0 +1,72 @@
+"""The spectral contrastive loss of HaoChen et al. (2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from fmicl.losses import functional
+from fmicl.losses.base import ContrastiveLoss
+from fmicl.losses.pairing import ComputeOptions
+from fmicl.losses.registry import MuOptions, ObjectiveContext, register_objective
+from fmicl.utils.validation import Negatives, require_positive
+
+__all__ = ["SpectralContrastiveLoss", "SpectralOptions"]
+
+
+class SpectralContrastiveLoss(ContrastiveLoss):
+    """The spectral contrastive loss of HaoChen et al. See `functional.spectral_contrastive_loss`.
+
+    Related: `FMICLLoss("pearson")` is the same with a Gaussian kernel in place of the inner product.
+
+    Args:
+        mu: squared radius of the sphere that the embeddings are scaled to.
+        negatives: "cross" (theirs), "anchor" or "both"; pass explicit ones to the call.
+        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+
+    Example:
+        >>> import torch, fmicl
+        >>> fmicl.SpectralContrastiveLoss(mu=3.0)(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
+    """
+
+    def __init__(self, mu: float = 1.0, negatives: Negatives = "cross", **options: Unpack[ComputeOptions]) -> None:
+        super().__init__(negatives, **options)
+        require_positive("mu", mu)
+        self.mu = mu
+
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
+        return functional.spectral_contrastive_loss(x, y, mu=self.mu, **self.common(negatives))
+
+    def settings(self) -> str:
+        """The settings of this loss, for `repr`."""
+        return f"mu={self.mu:g}, negatives={self.negatives}"
+
+
+@register_objective("spectral", summary="Spectral contrastive loss (HaoChen et al., 2021).")
+@dataclass(frozen=True)
+class SpectralOptions(MuOptions):
+    """Options of the spectral contrastive loss."""
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        if self.mu == "normalised":
+            raise ValueError("mu='normalised' is a setting of the objective fmicl; spectral takes a number")
+
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss module."""
+        return SpectralContrastiveLoss(float(self.mu), **self.common(context))
+
+    def default_negatives(self, context: ObjectiveContext) -> Negatives:
+        """The other second views, as in its paper."""
+        del context
+        return "cross"
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """What may help a run whose embeddings have collapsed."""
+        del context
+        return "Change --mu, or lower --learning-rate."

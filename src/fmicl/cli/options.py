@@ -15,19 +15,24 @@ from fmicl.utils.options import Option
 
 __all__ = ["expand_negated_flags", "flat_values", "options_class"]
 
+GROUP = "group_"
+"""Prefix of the fields that hold groups of options."""
 
-def options_class(schema: Schema, values: Mapping[str, Any], *, several: bool = False) -> Any:
-    """A dataclass for tyro with a field for each group of options, whose fields are the options.
+
+def options_class(base: type, schema: Schema, values: Mapping[str, Any], *, several: bool = False) -> Any:
+    """A dataclass for tyro: the fields of a base class, and one for each group of options, whose fields are these.
 
     Args:
+        base: a frozen, keyword-only dataclass with the command's own options.
         schema: the options.
         values: their defaults on the command line.
         several: whether each option takes several values, for a grid.
 
     Example:
         >>> from fmicl.config import recipe
+        >>> Base = dataclasses.make_dataclass("Base", [], frozen=True, kw_only=True)
         >>> settings = recipe("digits")
-        >>> parsed = tyro.cli(options_class(settings.schema, settings.values), args=["--queue", "8"])
+        >>> parsed = tyro.cli(options_class(Base, settings.schema, settings.values), args=["--queue", "8"])
         >>> flat_values(parsed)["queue"]
         8
     """
@@ -35,16 +40,14 @@ def options_class(schema: Schema, values: Mapping[str, Any], *, several: bool = 
     for name, option in schema.options.items():
         members.setdefault(schema.owner_titles(name), []).append(option)
     fields = []
-    for title, options in members.items():
+    for number, (title, options) in enumerate(members.items()):
         group = dataclasses.make_dataclass(
             "Options", [_field(option, values[option.name], several) for option in options], frozen=True, kw_only=True
         )
         group.__doc__ = ""
-        kind = Annotated[group, tyro.conf.arg(name=title)]  # type: ignore[valid-type]
-        fields.append((f"group_{len(fields)}", kind, dataclasses.field(default_factory=group)))
-    made = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
-    made.__doc__ = ""
-    return Annotated[made, tyro.conf.OmitArgPrefixes]
+        kind = Annotated[group, tyro.conf.arg(name=title), tyro.conf.OmitArgPrefixes]  # type: ignore[valid-type]
+        fields.append((f"{GROUP}{number}", kind, dataclasses.field(default_factory=group)))
+    return dataclasses.make_dataclass(base.__name__, fields, bases=(base,), frozen=True, kw_only=True)
 
 
 def _field(option: Option, value: Any, several: bool) -> tuple[str, Any, Any]:
@@ -66,7 +69,7 @@ def takes_any_number(hint: Any) -> bool:
 
 def flat_values(parsed: Any) -> dict[str, Any]:
     """The options of all groups by name."""
-    groups = (getattr(parsed, field.name) for field in dataclasses.fields(parsed))
+    groups = (getattr(parsed, field.name) for field in dataclasses.fields(parsed) if field.name.startswith(GROUP))
     return {field.name: getattr(group, field.name) for group in groups for field in dataclasses.fields(group)}
 
 

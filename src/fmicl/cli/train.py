@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,16 +63,9 @@ def parse(name: str, words: Sequence[str]) -> tuple[Settings, Path | None, bool]
         ValueError: as :func:`fmicl.config.recipe`, or the run in --out is one of another recipe.
     """
     base = _settings_to_resume(name, words) or recipe(name)
-    options = options_class(base.schema, base.values)
-    command = make_dataclass(
-        "Train",
-        [("options", options, field(default_factory=options.__origin__))],
-        bases=(TrainOptions,),
-        frozen=True,
-        kw_only=True,
-    )
-    parsed: Any = tyro.cli(command, prog=f"fmicl train {name}", description=RECIPES[name].summary, args=list(words))
-    return Settings(name, **flat_values(parsed.options)), parsed.out, parsed.resume
+    command = options_class(TrainOptions, base.schema, base.values)
+    parsed = tyro.cli(command, prog=f"fmicl train {name}", description=RECIPES[name].summary, args=list(words))
+    return Settings(name, **flat_values(parsed)), parsed.out, parsed.resume
 
 
 def _settings_to_resume(name: str, words: Sequence[str]) -> Settings | None:

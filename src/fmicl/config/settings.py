@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from fmicl.config.common import MachineOptions, MethodChoice, ObjectiveChoice, OptimisationOptions
-from fmicl.data.images import DATASETS
 from fmicl.divergences import DIVERGENCES
 from fmicl.losses import OBJECTIVES
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
@@ -39,7 +38,6 @@ CHOICES: dict[str, Registry[Any]] = {
     "method": METHODS,
     "objective": OBJECTIVES,
     "divergence": DIVERGENCES,
-    "dataset": DATASETS,
 }
 """Options whose value is a name in a registry."""
 
@@ -153,7 +151,7 @@ class Schema:
     def _add(self, option: Option, group: Group) -> None:
         if option.name in CHOICES:
             names = tuple(CHOICES[option.name].names())
-            option = dataclasses.replace(option, type=Literal[names])  # type: ignore[valid-type]
+            option = dataclasses.replace(option, type=Literal[names])
         if option.name in self.task.defaults:
             option = dataclasses.replace(option, default=self.task.defaults[option.name])
         before = self.options.setdefault(option.name, option)
@@ -192,7 +190,7 @@ _SCHEMAS: dict[tuple[Any, ...], Schema] = {}
 def schema_of(task: str) -> Schema:
     """The schema of a task, with everything that is registered now."""
     load_plugins()
-    key = (task, *(entry for name in ("method", "objective", "divergence", "dataset") for entry in CHOICES[name]))
+    key = (task, *(entry for name in CHOICES for entry in CHOICES[name]))
     if key not in _SCHEMAS:
         _SCHEMAS[key] = Schema(TASKS[task])
     return _SCHEMAS[key]
@@ -311,7 +309,7 @@ class Settings:
                 resolved = group.resolved()
                 values |= {
                     option.name: getattr(resolved, option.name)
-                    for option in options_of(type(group))
+                    for option in options_of(group.__class__)
                     if option.name in values
                 }
         return {**values, **{name: x for name, x in self.task.resolve(self).items() if name in values}}

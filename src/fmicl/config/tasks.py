@@ -9,7 +9,7 @@ from fmicl.config.settings import TASKS, Group, Settings, TaskOptions
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.data.images.options import ImageDataOptions
 from fmicl.data.text.options import TextDataOptions
-from fmicl.evaluation import EvaluationOptions
+from fmicl.evaluation.options import EvaluationOptions
 from fmicl.methods.rotation import RotationOptions
 from fmicl.models.text import SentenceEncoderOptions
 from fmicl.models.vision import EncoderOptions, ImageHeadOptions

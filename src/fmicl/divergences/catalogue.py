@@ -17,9 +17,7 @@ from fmicl.utils.options import option
 __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
 
 
-@register_divergence(
-    "kl", summary="Kullback-Leibler, InfoNCE's divergence: the paper's best overall."
-)
+@register_divergence("kl", summary="Kullback-Leibler, InfoNCE's divergence: the paper's best overall.")
 @dataclass(frozen=True)
 class KL(Divergence):
     """Kullback-Leibler, f(u) = u log u. InfoNCE's divergence; strong uniformity, the paper's best all-rounder."""

@@ -29,8 +29,8 @@ class RotationOptions:
     rotation_weight: float = option(
         0.0,
         "Weight of rotation prediction (E-SSL), a second term of the loss (0: none). It bounds the f-mutual "
-        "information between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for other "
-        "objectives; E-SSL takes 0.4.",
+        "information between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for "
+        "other objectives; E-SSL takes 0.4.",
     )
     rotation_size: int | None = option(
         None, "Side of the rotated images, made from the first views (None: half of theirs if that leaves 16)."

@@ -72,8 +72,8 @@ class Checkpointer(Callback):
     """Write the whole state of the run between two steps, and read it back.
 
     A checkpoint is due at the end of an epoch (if the last one is a minute old), after ``minutes``, after ``steps``,
-    and at the end; always between two steps, when no gradient is partly accumulated. If any process received a stop signal,
-    all of them stop there after one more checkpoint.
+    and at the end; always between two steps, when no gradient is partly accumulated. If any process received a stop
+    signal, all of them stop there after one more checkpoint.
 
     Args:
         run: the folder, or None on all processes but the first.

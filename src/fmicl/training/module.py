@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from fmicl.kernels import triton_runs_on
 from fmicl.methods import Method
 from fmicl.models.fast import Recorded, record, speed_up, speed_up_head, suits
 from fmicl.training.optimisation import Optimisation, build_optimizer
 from fmicl.utils.seeding import mix_seed, seed_device
+from fmicl.utils.triton import triton_runs_on
 
 if TYPE_CHECKING:
     from fmicl.data import Batch

@@ -156,7 +156,7 @@ class KNNMonitor:
 
     def due(self, epoch: float) -> bool:
         """After every `monitor_every` epochs."""
-        every = self.settings.monitor_every
+        every: int = self.settings.monitor_every
         return every > 0 and epoch % every == 0
 
     def measure(self, method: Method, step: int) -> float:  # noqa: ARG002 (text notes the step)

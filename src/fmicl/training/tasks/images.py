@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ class ImageTask(Task):
         if settings.rotation_weight:
             require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
         if dataset_info(settings.dataset).needs_folder:
-            folder = named_folder(settings.dataset, settings.data_dir)
+            folder = Path(named_folder(settings.dataset, settings.data_dir))
             if local and not settings.download and not folder.exists():
                 raise FileNotFoundError(f"there is no folder {folder}")
         try:

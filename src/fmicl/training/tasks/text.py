@@ -48,6 +48,7 @@ class TextTask(Task):
     unit = "sentences"
 
     encoder: SentenceEncoder
+    stream: SentenceStream
 
     def __init__(self, settings: Settings, context: Context) -> None:
         super().__init__(settings, context)

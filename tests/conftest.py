@@ -14,8 +14,14 @@ if not torch.cuda.is_available():
 
 @pytest.fixture
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip evaluation and report in tests that are not about them; the encoder is still exported."""
+    """Skip evaluation and report of runs on images; the encoder is still exported."""
     monkeypatch.setattr("fmicl.training.tasks.images.evaluate_run", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
+
+
+@pytest.fixture
+def only_text_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip STS tasks and report of runs on text; the encoder is still exported."""
     monkeypatch.setattr("fmicl.training.tasks.text.evaluate_text", lambda *_, **__: None)
     monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fmicl
 from fmicl import functional, kernels
-from fmicl.kernels.contract import PairFunction
+from fmicl.kernels.backend import PairFunction
 from fmicl.losses.shift import optimal_shift, shift_of_counts
 from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
 

@@ -28,7 +28,7 @@ from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
-from fmicl.kernels.transforms import in_transforms, recording
+from fmicl.kernels.transforms import in_transforms, is_capturing
 from fmicl.losses.pairing import Options, Pairs
 from fmicl.losses.shift import ShiftedCritic, differentiable_once, optimal_shift, shift_of_counts
 from fmicl.losses.similarities import Cosine, Gaussian, Similarity
@@ -209,7 +209,7 @@ def terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["o
         terms: Terms = as_written(terms_of_pairs, pairs, critic, alpha, shift)
         return terms
     v: float | Tensor
-    if recording(pairs.x) and pairs.world.size == 1:
+    if is_capturing(pairs.x) and pairs.world.size == 1:
         v = shift_of_counts(critic, alpha, pairs.count_cosines()).to(pairs.dtype)
     else:
         v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)

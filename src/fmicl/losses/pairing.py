@@ -78,7 +78,7 @@ class Block(NamedTuple):
     Attributes:
         rows: of this process.
         columns: of this process; those of the others come by themselves.
-        skip: see `fmicl.kernels.contract`.
+        skip: see `fmicl.kernels.backend`.
         weight: how often each pair counts.
         number: of pairs in all processes, counted so.
         world: whose columns there are.
@@ -164,13 +164,14 @@ class Pairs:
             ready = named
         elif options["normalised"]:
             ready = [value.to(widest) for value in named]
-        elif kernels.sphere_suits(x, y, kernel) and widest == torch.float32:
-            *ready, distances = kernels.onto_sphere(x, y)
+        elif kernels.can_fuse_positives(x, y, kernel) and widest == torch.float32:
+            *ready, distances = kernels.normalise_pairs(x, y)
             ready += [normalise(value.to(widest)) for value in named[2:]]
         else:
             ready = [normalise(value.to(widest)) for value in named]
         if distances is None and kernel != "reference":
-            *views, distances = kernels.apart(ready[0], ready[1], kernels.sphere_suits(ready[0], ready[1], kernel))
+            fused = kernels.can_fuse_positives(ready[0], ready[1], kernel)
+            *views, distances = kernels.pair_distances(ready[0], ready[1], fused)
             ready = [*views, *ready[2:]]
         blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
         return cls(ready[0], ready[1], blocks, world, kernel, fast, distances)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fmicl.divergences.critic import Critic
-from fmicl.kernels.contract import PairFunction
+from fmicl.kernels.backend import PairFunction
 
 __all__ = ["ShiftedCritic", "differentiable_once", "optimal_shift", "shift_of_counts"]
 

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fmicl.methods.rotation import Rotation
-from fmicl.models.fast import Recorded, record, speed_up, speed_up_head, suits
+from fmicl.models.fast import CapturedStep, capture_graph, is_supported, optimise_head, optimise_resnet
 from fmicl.models.norms import by_past
 from fmicl.models.vision import projection_head
 from fmicl.utils.triton import triton_runs_on
@@ -159,7 +159,7 @@ class Method(LightningModule):
         self.optimisation = optimisation
         self.rotation: Rotation | None = None
         self.batches = 0
-        self._recorded: Recorded | None = None
+        self._recorded: CapturedStep | None = None
         self._given: tuple[str, ...] = ()
 
     @abstractmethod
@@ -226,14 +226,14 @@ class Method(LightningModule):
             device: where training will be.
             alone: whether one process trains. Several may share statistics of a batch, which those kernels don't.
         """
-        known = alone and triton_runs_on(device) and suits(self.encoder)
+        known = alone and triton_runs_on(device) and is_supported(self.encoder)
         for network in self.networks():
             if not known:
                 network.compile()
-            elif suits(network):
-                speed_up(network)
+            elif is_supported(network):
+                optimise_resnet(network)
             else:
-                speed_up_head(network)
+                optimise_head(network)
         self.recording = alone and self.optimisation.accumulate == 1 and device.type == "cuda"
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)
@@ -266,7 +266,7 @@ class Method(LightningModule):
         if self._recorded is None:
             try:
                 parts = [*self.networks(), self.objective]  # which may have parameters of its own
-                self._recorded = record(self._plain_values, parts, first, second)
+                self._recorded = capture_graph(self._plain_values, parts, first, second)
             except RuntimeError as error:  # a network that looks at values on the way can't be recorded
                 self.recording = False
                 reason = str(error).strip().splitlines()[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from fmicl.kernels.columns import gather_rows, world_of
+from fmicl.kernels.exchange import gather_rows, world_of
 from fmicl.methods.base import Compared, MomentumMethod, Optimisation
 from fmicl.utils.numerics import normalise
 

@@ -21,7 +21,7 @@ from fmicl.config.settings import Settings
 from fmicl.data.images.loading import dataset_info
 from fmicl.methods import Method
 from fmicl.training.processes import Processes
-from fmicl.utils.machine import control_groups, lines
+from fmicl.utils.machine import control_groups, read_lines
 
 __all__ = ["DoesNotFitError", "Need", "check_memory", "explained", "free_memory", "need_of"]
 
@@ -191,7 +191,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where proc and sys are.
     """
-    found = dict(line.split(":", 1) for line in lines(root / "proc/meminfo"))
+    found = dict(line.split(":", 1) for line in read_lines(root / "proc/meminfo"))
     if "MemAvailable" not in found:
         return None
     available = int(found["MemAvailable"].split()[0]) * 1024
@@ -201,10 +201,10 @@ def free_memory(root: Path = Path("/")) -> int | None:
 def _left_by_groups(root: Path) -> Iterator[int]:
     """What each control group above this process leaves: its limit less what is used, but for cached files."""
     for group in control_groups("memory", root):
-        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if group.older else ("memory.max", "memory.current")
-        most, now = (lines(group.path / name) for name in names)
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if group.is_v1 else ("memory.max", "memory.current")
+        most, now = (read_lines(group.path / name) for name in names)
         if most and now and most[0].isdigit():  # else it is "max", or not to be seen from a container
-            stat = dict(entry.split(maxsplit=1) for entry in lines(group.path / "memory.stat"))
-            total = "total_" if group.older else ""
+            stat = dict(entry.split(maxsplit=1) for entry in read_lines(group.path / "memory.stat"))
+            total = "total_" if group.is_v1 else ""
             cached = sum(int(stat.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
             yield int(most[0]) - int(now[0]) + cached

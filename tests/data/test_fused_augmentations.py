@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fmicl.data import ArraySamples
-from fmicl.data.augmentations.fused import fused_views, suits
-from fmicl.data.augmentations.maker import ViewMaker
+from fmicl.data.augmentations import ViewMaker
+from fmicl.data.augmentations.fused import can_fuse_views, fused_views
 from fmicl.data.augmentations.views import Views
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -54,8 +54,8 @@ def test_images_that_are_not_dense_are_refused_and_samples_on_a_gpu_are(monkeypa
     """A numpy array of (N, H, W, C), say, turned into (N, C, H, W): the kernel would read other pixels."""
     monkeypatch.setattr("fmicl.data.augmentations.fused.triton_runs_on", lambda _: True)
     images = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    assert suits(Views(size=8), images.contiguous())
-    assert not suits(Views(size=8), images)
+    assert can_fuse_views(Views(size=8), images.contiguous())
+    assert not can_fuse_views(Views(size=8), images)
     with pytest.raises(ValueError, match=r"must be contiguous; these have strides \(192, 1, 24, 3\)"):
         fused_views(Views(size=8), images, torch.zeros(2, dtype=torch.int64), torch.rand(2, 36))
     assert ArraySamples(images).to("meta").images.is_contiguous()

@@ -114,15 +114,15 @@ def test_folders_that_cannot_be_entered_are_named(tmp_path: Path, monkeypatch: A
 
 def test_no_more_threads_than_this_process_has_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container, say, that has two of the machine's sixty-four."""
-    monkeypatch.setattr(decode, "processors", lambda: 2)
+    monkeypatch.setattr(decode, "available_cpus", lambda: 2)
     names = set(decode.in_threads(lambda _: threading.current_thread().name, list(range(100))))
     assert 1 <= len(names) <= 2
     nowhere = Path("/nowhere")  # no control groups there
-    assert machine.processors(nowhere) == len(os.sched_getaffinity(0))
+    assert machine.available_cpus(nowhere) == len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
-    assert machine.processors(nowhere) == 3
+    assert machine.available_cpus(nowhere) == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
-    assert machine.processors(nowhere) == os.cpu_count()
+    assert machine.available_cpus(nowhere) == os.cpu_count()
 
 
 def test_processors_are_as_many_as_a_container_has_time_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,12 +140,12 @@ def test_processors_are_as_many_as_a_container_has_time_of(tmp_path: Path, monke
     ):  # fmt: skip
         (group / "cpu.max").write_text(f"{box}\n")
         (group.parent / "cpu.max").write_text(f"{pod}\n")
-        assert machine.processors(tmp_path) == seen
+        assert machine.available_cpus(tmp_path) == seen
     mine.write_text("5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
     for quota, seen in ((-1, 64), (400_000, 4)):
         (older / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (older / "cpu.cfs_period_us").write_text("100000\n")
-        assert machine.processors(tmp_path) == seen
+        assert machine.available_cpus(tmp_path) == seen
 
 
 def test_one_held_out_image_is_too_few_and_said_before_training(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import fmicl
 from fmicl import kernels
 from fmicl.kernels import Kernel, PairFunction, reference, tiled
-from fmicl.kernels.columns import World
-from fmicl.kernels.contract import Normaliser
+from fmicl.kernels.backend import Normaliser
+from fmicl.kernels.exchange import World
 from fmicl.kernels.triton import TritonBackend
 from fmicl.utils.triton import interpreting
 from pair_functions import FUNCTIONS
@@ -44,9 +44,9 @@ def close(seen: tuple[Tensor, Tensor | None], true: tuple[Tensor, Tensor], toler
 @needs_triton
 def test_no_more_digits_travel_than_are_used() -> None:
     x = rows(5, 8)
-    assert TritonBackend(True).to_send(x).dtype == torch.bfloat16
-    assert TritonBackend(False).to_send(x.bfloat16()).dtype == torch.float32
-    assert tiled.to_send(x.double()).dtype == torch.float64
+    assert TritonBackend(True).cast_for_exchange(x).dtype == torch.bfloat16
+    assert TritonBackend(False).cast_for_exchange(x.bfloat16()).dtype == torch.float32
+    assert tiled.cast_for_exchange(x.double()).dtype == torch.float64
 
 
 class TestPairs:

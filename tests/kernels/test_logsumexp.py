@@ -10,7 +10,7 @@ import torch
 import fmicl
 from fmicl import kernels
 from fmicl.kernels import Kernel, reference, tiled
-from fmicl.kernels.contract import Normaliser
+from fmicl.kernels.backend import Normaliser
 from fmicl.kernels.triton import TritonBackend
 from fmicl.utils.triton import interpreting
 from unit_rows import needs_triton, rows
@@ -45,12 +45,12 @@ class TestLogSumExp:
         monkeypatch.setattr(tiled, "_CPU_TILE", 8)
         monkeypatch.setattr(tiled, "_KEPT", 3)
         x, other = rows(12, 5), rows(16, 5, 1)
-        found = tiled.logsumexp_kept(x, other, 3.0, 1)
+        found = tiled.logsumexp_with_terms(x, other, 3.0, 1)
         assert found is not None
         value, terms, total = found
         z = (3.0 * x @ other.T).masked_fill(torch.eye(12, 16).roll(1, 1).bool(), -torch.inf)
         torch.testing.assert_close((value, terms / total[:, None]), (z.logsumexp(1), z.softmax(1)))
-        assert tiled.logsumexp_kept(x, rows(17, 5), 3.0, 1) is None
+        assert tiled.logsumexp_with_terms(x, rows(17, 5), 3.0, 1) is None
 
     @pytest.mark.parametrize("scale", [43.0, -43.0, 44.0, -44.0, 200.0, -200.0])
     @pytest.mark.parametrize("kept", [0, 8])
@@ -163,7 +163,7 @@ class TestLogSumExp:
     def test_partners_in_a_tile(self, shift: int, height: int) -> None:
         """What is left out of a tile that lies anywhere, two rows at a time."""
         seen = torch.zeros(height, 5)
-        for part in tiled._left_out(seen, shift, 8, 8, paired=True):
+        for part in tiled._skipped(seen, shift, 8, 8, paired=True):
             part.fill_(1.0)
         row, column = torch.arange(8, 8 + height), torch.arange(8, 13)
         assert torch.equal(seen.bool(), (row[:, None] + shift) // 2 == column[None, :] // 2)

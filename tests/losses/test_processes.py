@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import fmicl
-from fmicl.kernels import columns
+from fmicl.kernels import exchange
 from process_groups import free_port, process_group, spawn
 
 F64 = torch.float64
@@ -65,7 +65,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         wrapped = DistributedDataParallel(model())
         for ring in (False, True):
-            columns.RING_ABOVE = -1 if ring else 2**28
+            exchange.RING_ABOVE = -1 if ring else 2**28
             for kernel in ("tiled", "reference"):
                 if ring and kernel == "reference":
                     continue
@@ -78,7 +78,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                         true_value, true_grad = truth[key]
                         torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=key)
                         torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
-        columns.RING_ABOVE = 2**28
+        exchange.RING_ABOVE = 2**28
         alone = fmicl.FMICLLoss("kl", gather=False)
         if sizes[rank] == 1:
             with pytest.raises(ValueError, match="at least two samples"):
@@ -127,7 +127,7 @@ def check_refusals(rank: int, world: int, port: int) -> None:
             with pytest.raises(ValueError, match=r"negatives (anchor|both), .*negatives float32, "):
                 loss(narrow, narrow, negatives=narrow if rank == 1 else None)
         with pytest.raises(ValueError, match=r"\['x float32', 'x float64'\]"):
-            columns.world_of(mine)
+            exchange.world_of(mine)
         x = torch.randn(4, 3, requires_grad=True)
         for kernel in ("tiled", "reference"):
             for loss in (fmicl.FMICLLoss("kl", kernel=kernel), fmicl.AlignUniformLoss(kernel=kernel)):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import fmicl
 from fmicl import kernels
-from fmicl.kernels.contract import PairFunction
+from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
 from fmicl.losses.shift import optimal_shift, shift_from_histogram
 from fmicl.losses.similarities import make_similarity

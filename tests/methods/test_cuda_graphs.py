@@ -93,11 +93,11 @@ def test_steps_in_half_precision_are_recorded_too(changes: dict[str, Any]) -> No
 
 
 def test_dropout_is_new_in_every_recorded_step() -> None:
-    from fmicl.models.fast import record
+    from fmicl.models.fast import capture_graph
 
     network = torch.nn.Dropout(0.5).cuda().train()
     x = torch.ones(64, 64, device="cuda")
-    run = record(lambda x: (network(x), network(x)), [network], x)
+    run = capture_graph(lambda x: (network(x), network(x)), [network], x)
     torch.manual_seed(1)
     one, other = (value.clone() for value in run(x))
     assert not torch.equal(one, other)
@@ -108,13 +108,13 @@ def test_dropout_is_new_in_every_recorded_step() -> None:
 
 
 def test_frozen_layers_stay_frozen_in_a_recorded_step() -> None:
-    from fmicl.models.fast import record
+    from fmicl.models.fast import capture_graph
 
     network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).cuda().train()
     network[1].eval()
     x = torch.randn(8, 4, device="cuda")
     before = network(x).detach()
-    recorded = record(lambda images: (network(images),), [network], x)
+    recorded = capture_graph(lambda images: (network(images),), [network], x)
     torch.testing.assert_close(recorded(x)[0], before)
     assert [module.training for module in network] == [True, False]
     assert int(network[1].num_batches_tracked) == 0  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from fmicl.config import RECIPES, recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, Optimisation, Rotation, method_class
 from fmicl.methods.rotation import turned
-from fmicl.models.fast import speed_up, speed_up_head
+from fmicl.models.fast import optimise_head, optimise_resnet
 from fmicl.models.vision import SmallConv, build_encoder
 from fmicl.runs.folder import load_checkpoint
 from fmicl.sweep.checks import check_cells
@@ -344,8 +344,8 @@ def test_the_faster_network_computes_the_same_term() -> None:
     usual = build_encoder("resnet18", size=8, stem="small").to(device).train()
     rotation = Rotation(512, "js", weight=0.4, size=8, hidden=24).to(device)
     faster, twin = copy.deepcopy(usual), copy.deepcopy(rotation)
-    speed_up(faster)
-    assert speed_up_head(twin.head)
+    optimise_resnet(faster)
+    assert optimise_head(twin.head)
     images = torch.randn(2, 3, 16, 16, device=device)
     before = [value.clone() for name, value in usual.named_buffers() if "running" in name]
     expected, seen = rotation(usual, images), twin(faster, images)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.models.fast import record, speed_up, speed_up_head, suits
-from fmicl.models.fast.graphs import uncollected
-from fmicl.models.fast.narrow import narrow
-from fmicl.models.fast.norm import _counters, normalise
-from fmicl.models.fast.stem import convolve_images, suits_stem
+from fmicl.models.fast import capture_graph, is_supported, optimise_head, optimise_resnet
+from fmicl.models.fast.graphs import no_garbage_collection
+from fmicl.models.fast.low_precision import cast_weights
+from fmicl.models.fast.norm import _counters, fused_batch_norm
+from fmicl.models.fast.stem import convolve_stem, is_supported_stem
 from fmicl.models.norms import PastNorm, by_past
 from fmicl.models.vision import build_encoder, projection_head
 
@@ -45,18 +45,20 @@ def close(seen: Tensor | None, expected: Tensor | None) -> None:
     torch.testing.assert_close(seen, expected, atol=2e-5 * float(expected.detach().abs().max()), rtol=1e-4)
 
 
-def fewer(maps: Tensor, every: int) -> Tensor:
-    return maps[:, :, ::every, ::every] if maps.ndim == 4 else maps
+def fewer(maps: Tensor, stride: int) -> Tensor:
+    return maps[:, :, ::stride, ::stride] if maps.ndim == 4 else maps
 
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "every"),
+    ("shape", "stride"),
     [((4, 64, 8, 16), 1), ((4, 64, 8, 16), 2), ((3, 20, 5, 7), 1), ((3, 20, 5, 7), 2), ((3, 20, 5, 7), 3),
      ((6, 100, 1, 2), 2), ((256, 16), 1)],
 )  # fmt: skip
-def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], every: int, relu: bool, residual: bool) -> None:
+def test_one_pass_is_normalisation_sum_and_relu(
+    shape: tuple[int, ...], stride: int, relu: bool, residual: bool
+) -> None:
     """Two users of the result send their gradients apart; statistics move and parameters learn as they always do."""
     kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
     ours, theirs = norm_of(shape[1], kind), norm_of(shape[1], kind)
@@ -65,14 +67,14 @@ def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], every: i
     values[0] += 30  # a mean far from 0 must not cost digits of the variance
     x, skip = (value.clone().requires_grad_() for value in values[:2])
     a, b = (value.clone().requires_grad_() for value in values[:2])
-    one, two = normalise(ours, x, skip if residual else None, relu=relu, every=every)
+    one, two = fused_batch_norm(ours, x, skip if residual else None, relu=relu, stride=stride)
     expected = theirs(a) + b if residual else theirs(a)
     expected = F.relu(expected) if relu else expected
     close(one, expected)
-    close(two, fewer(expected, every))
-    factor = fewer(values[3], every)
+    close(two, fewer(expected, stride))
+    factor = fewer(values[3], stride)
     ((one * values[2]).sum() + (two * factor).sum()).backward()
-    ((expected * values[2]).sum() + (fewer(expected, every) * factor).sum()).backward()
+    ((expected * values[2]).sum() + (fewer(expected, stride) * factor).sum()).backward()
     close(x.grad, a.grad)
     if residual:
         close(skip.grad, b.grad)
@@ -83,14 +85,14 @@ def test_one_pass_is_normalisation_sum_and_relu(shape: tuple[int, ...], every: i
 
 
 @pytest.mark.parametrize("used", [0, 1])
-@pytest.mark.parametrize("every", [1, 2])
-def test_a_result_that_nobody_uses_sends_nothing(used: int, every: int) -> None:
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_result_that_nobody_uses_sends_nothing(used: int, stride: int) -> None:
     norm = norm_of(16)
     x, a = (torch.randn(4, 16, 3, 4, generator=torch.Generator().manual_seed(0)).to(DEVICE) for _ in range(2))
-    result = normalise(norm, x.requires_grad_(), every=every)[used]
+    result = fused_batch_norm(norm, x.requires_grad_(), stride=stride)[used]
     result.square().sum().backward()
     expected = F.relu(norm_of(16)(a.requires_grad_()))
-    (expected[:, :, ::every, ::every] if used else expected).square().sum().backward()
+    (expected[:, :, ::stride, ::stride] if used else expected).square().sum().backward()
     close(x.grad, a.grad)
 
 
@@ -99,29 +101,29 @@ def test_a_broken_number_is_not_taken_for_a_negative_one() -> None:
     x = torch.randn(40, 16, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     x[3, 2] = float("nan")
     for skip in (None, torch.zeros_like(x)):
-        one, _ = normalise(norm_of(16, nn.BatchNorm1d), x, skip)
+        one, _ = fused_batch_norm(norm_of(16, nn.BatchNorm1d), x, skip)
         assert bool(one[:, 2].isnan().all())
         assert int(one.isnan().sum()) == 40
 
 
 def test_rows_of_any_strides() -> None:
     x = torch.randn(16, 40, generator=torch.Generator().manual_seed(0)).to(DEVICE).t()
-    close(normalise(norm_of(16, nn.BatchNorm1d), x)[0], F.relu(norm_of(16, nn.BatchNorm1d)(x)))
-    close(normalise(norm_of(16, nn.BatchNorm1d), x, x)[0], F.relu(norm_of(16, nn.BatchNorm1d)(x) + x))
+    close(fused_batch_norm(norm_of(16, nn.BatchNorm1d), x)[0], F.relu(norm_of(16, nn.BatchNorm1d)(x)))
+    close(fused_batch_norm(norm_of(16, nn.BatchNorm1d), x, x)[0], F.relu(norm_of(16, nn.BatchNorm1d)(x) + x))
 
 
 @pytest.mark.parametrize("shape", [(1, 16), (0, 16), (1, 16, 1, 1)])
 def test_one_value_has_no_variance(shape: tuple[int, ...]) -> None:
     """As torch has it; else the running variance would be lost for good."""
     norm = norm_of(16, nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)
-    with pytest.raises(ValueError, match=r"more than one value .* got shape"):
-        normalise(norm, torch.randn(shape, device=DEVICE))
+    with pytest.raises(ValueError, match=r"got shape"):
+        fused_batch_norm(norm, torch.randn(shape, device=DEVICE))
     torch.testing.assert_close(norm.state_dict(), norm_of(16, type(norm)).state_dict())
 
 
 def test_gradients_of_gradients_are_refused() -> None:
     x = torch.randn(8, 16, device=DEVICE, requires_grad=True)
-    one, _ = normalise(norm_of(16, nn.BatchNorm1d), x)
+    one, _ = fused_batch_norm(norm_of(16, nn.BatchNorm1d), x)
     (slope,) = torch.autograd.grad(one.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         (slope.square().sum() + x.sum()).backward()
@@ -138,11 +140,11 @@ def test_a_recorded_step_keeps_its_counters() -> None:
 def test_the_first_convolution(kernel: int, stride: int, padding: int, channels: int) -> None:
     conv = nn.Conv2d(channels, 24, kernel, stride=stride, padding=padding, bias=False).to(DEVICE)
     images = torch.randn(3, channels, 9, 11, generator=torch.Generator().manual_seed(0)).to(DEVICE)
-    assert suits_stem(conv, images)
+    assert is_supported_stem(conv, images)
     expected = conv(images)
     gradient = torch.randn_like(expected)
     (wanted,) = torch.autograd.grad(expected, conv.weight, gradient)
-    seen = convolve_images(conv, images)
+    seen = convolve_stem(conv, images)
     close(seen, expected)
     (found,) = torch.autograd.grad(seen, conv.weight, gradient)
     close(found, wanted)
@@ -157,29 +159,29 @@ def test_the_first_convolution_of_a_part_of_larger_images(part: tuple[slice, ...
     conv = nn.Conv2d(3, 24, 3, padding=1, bias=False).to(DEVICE)
     whole = torch.randn(3, 4, 12, 12, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     images = whole.contiguous(memory_format=torch.channels_last)[part]
-    close(convolve_images(conv, images), conv(images.contiguous()))
+    close(convolve_stem(conv, images), conv(images.contiguous()))
 
 
 def test_a_convolution_of_many_channels_is_not_for_this() -> None:
     images = torch.zeros(1, 16, 8, 8)
-    assert not suits_stem(nn.Conv2d(16, 8, 3, bias=False), images)
-    assert not suits_stem(nn.Conv2d(3, 8, 3), images[:, :3])
-    assert not suits_stem(nn.Conv2d(3, 8, 3, bias=False), images[:, :3].clone().requires_grad_())
+    assert not is_supported_stem(nn.Conv2d(16, 8, 3, bias=False), images)
+    assert not is_supported_stem(nn.Conv2d(3, 8, 3), images[:, :3])
+    assert not is_supported_stem(nn.Conv2d(3, 8, 3, bias=False), images[:, :3].clone().requires_grad_())
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "seresnet18", "resnetblur18"])
 def test_networks_that_differ_are_left_alone(name: str) -> None:
     model = build_encoder(name, size=224)
-    assert not suits(model)
-    with pytest.raises(ValueError, match="not a plain ResNet"):
-        speed_up(model)
+    assert not is_supported(model)
+    with pytest.raises(ValueError, match="plain timm ResNet"):
+        optimise_resnet(model)
 
 
 def test_checkpoints_within_a_network_are_left_to_it() -> None:
     model: Any = build_encoder("resnet18", size=32)
-    assert suits(model)
+    assert is_supported(model)
     model.set_grad_checkpointing()
-    assert not suits(model)
+    assert not is_supported(model)
 
 
 def test_convolutions_of_another_kind_are_left_alone() -> None:
@@ -190,7 +192,7 @@ def test_convolutions_of_another_kind_are_left_alone() -> None:
 
     model = build_encoder("resnet18", size=32)
     model.layer2[0].conv1 = Standardised(64, 128, 3, stride=2, padding=1, bias=False)  # type: ignore[index, union-attr]
-    assert not suits(model)
+    assert not is_supported(model)
 
 
 @pytest.mark.parametrize("name", ["resnet18", pytest.param("resnet26", marks=pytest.mark.slow)])
@@ -198,7 +200,7 @@ def test_a_resnet_computes_what_it_did(name: str) -> None:
     torch.manual_seed(0)
     usual = build_encoder(name, size=8, stem="small").to(DEVICE).train()
     faster = copy.deepcopy(usual)
-    speed_up(faster)
+    optimise_resnet(faster)
     images = torch.randn(4, 3, 8, 8, device=DEVICE)
     expected, seen = usual(images), faster(images)
     close(seen, expected)
@@ -221,8 +223,8 @@ def test_a_frozen_normalisation_goes_by_its_running_statistics() -> None:
     for norm in (frozen[1], frozen[-1]):
         norm.eval().running_mean.fill_(3)  # type: ignore[union-attr]
     faster = copy.deepcopy(usual)
-    speed_up(faster[0])
-    assert speed_up_head(faster[1])
+    optimise_resnet(faster[0])
+    assert optimise_head(faster[1])
     images = torch.randn(4, 3, 8, 8, device=DEVICE)
     close(faster(images), usual(images))
     for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
@@ -231,19 +233,19 @@ def test_a_frozen_normalisation_goes_by_its_running_statistics() -> None:
 
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "every"), [((4, 64, 8, 16), 2), ((3, 20, 5, 7), 1), ((6, 200, 1, 2), 1), ((256, 16), 1)]
+    ("shape", "stride"), [((4, 64, 8, 16), 2), ((3, 20, 5, 7), 1), ((6, 200, 1, 2), 1), ((256, 16), 1)]
 )
-def test_statistics_of_the_batches_before_in_one_pass(shape: tuple[int, ...], every: int, residual: bool) -> None:
+def test_statistics_of_the_batches_before_in_one_pass(shape: tuple[int, ...], stride: int, residual: bool) -> None:
     usual = PastNorm(norm_of(shape[1], nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d))  # type: ignore[arg-type]
     faster = copy.deepcopy(usual)
     for batch in range(14):  # as long as all batches count alike, and some more
         x = torch.randn(shape, device=DEVICE) * 2 + batch
         skip = torch.randn(shape, device=DEVICE) if residual else None
-        one, two = normalise(faster, x, skip, every=every)
+        one, two = fused_batch_norm(faster, x, skip, stride=stride)
         expected = F.relu(usual(x) + (0 if skip is None else skip))
         assert not one.requires_grad
         close(one, expected)
-        close(two, fewer(expected, every))
+        close(two, fewer(expected, stride))
         for moved, as_usual in zip(faster.buffers(), usual.buffers(), strict=True):
             torch.testing.assert_close(moved, as_usual, rtol=1e-4, atol=1e-5)
 
@@ -251,13 +253,13 @@ def test_statistics_of_the_batches_before_in_one_pass(shape: tuple[int, ...], ev
 @pytest.mark.parametrize("half", [False, True])
 def test_a_momentum_encoder_by_the_batches_before(half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu" and half:  # Triton's interpreter can't multiply matrices of bfloat16
-        monkeypatch.setattr("fmicl.models.fast.stem.suits_stem", lambda *_: False)
+        monkeypatch.setattr("fmicl.models.fast.stem.is_supported_stem", lambda *_: False)
     torch.manual_seed(0)
     usual = nn.Sequential(build_encoder("resnet18", size=8, stem="small"), projection_head(512, 40, 6)).to(DEVICE)
     by_past(usual)
     faster = copy.deepcopy(usual)
-    speed_up(faster[0])
-    assert speed_up_head(faster[1])
+    optimise_resnet(faster[0])
+    assert optimise_head(faster[1])
     asked: list[nn.Module] = []
     for norm in faster.modules():
         if isinstance(norm, PastNorm):
@@ -276,7 +278,7 @@ def test_a_head_over_sequences_is_left_alone() -> None:
     """There the channels are in the middle."""
     usual = nn.Sequential(nn.Conv1d(4, 20, 1), nn.BatchNorm1d(20), nn.ReLU()).to(DEVICE).train()
     faster = copy.deepcopy(usual)
-    assert speed_up_head(faster)
+    assert optimise_head(faster)
     x = torch.randn(6, 4, 5, device=DEVICE)
     close(faster(x), usual(x))
 
@@ -284,14 +286,14 @@ def test_a_head_over_sequences_is_left_alone() -> None:
 def test_a_resnet_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights go there and their gradients back all at once, and nothing else is different."""
     if DEVICE.type == "cpu":  # Triton's interpreter can't multiply matrices of bfloat16
-        monkeypatch.setattr("fmicl.models.fast.stem.suits_stem", lambda *_: False)
+        monkeypatch.setattr("fmicl.models.fast.stem.is_supported_stem", lambda *_: False)
     torch.manual_seed(0)
     usual = build_encoder("resnet18", size=8, stem="small").to(DEVICE).train()
     for module in usual.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.ones_(module.weight)  # no branch starts at 0, where gradients would be
     faster, exact = copy.deepcopy(usual), copy.deepcopy(usual)
-    speed_up(faster)
+    optimise_resnet(faster)
     images = torch.randn(8, 3, 8, 8, device=DEVICE)
     gradient = torch.randn(8, 512, device=DEVICE)
     exact(images).backward(gradient)
@@ -310,12 +312,12 @@ def test_a_resnet_in_half_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_narrow_weights_keep_their_strides_and_their_gradients() -> None:
     weights = [torch.randn(4, 3, 2, 2).contiguous(memory_format=torch.channels_last), torch.randn(5, 4, 1, 1)]
     leaves = [weight.to(DEVICE).requires_grad_() for weight in weights]
-    assert all(map(operator.is_, narrow(leaves, DEVICE), leaves)), "without autocast there is nothing to do"
+    assert all(map(operator.is_, cast_weights(leaves, DEVICE), leaves)), "without autocast there is nothing to do"
     doubles = [leaf.detach().double() for leaf in leaves]
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        assert all(map(operator.is_, narrow(doubles, DEVICE), doubles)), "autocast leaves these alone too"
+        assert all(map(operator.is_, cast_weights(doubles, DEVICE), doubles)), "autocast leaves these alone too"
     with torch.autocast(DEVICE.type, torch.bfloat16):
-        halves = narrow(leaves, DEVICE)
+        halves = cast_weights(leaves, DEVICE)
     for half, leaf in zip(halves, leaves, strict=True):
         assert half.stride() == leaf.stride()
         torch.testing.assert_close(half, leaf.bfloat16(), rtol=0, atol=0)
@@ -334,13 +336,13 @@ def test_no_garbage_is_collected_within() -> None:
         return weakref.ref(node)
 
     before = cycle()
-    with uncollected():
+    with no_garbage_collection():
         assert before() is None
         within = cycle()
         junk: list[object] = [[] for _ in range(10 * gc.get_threshold()[0])]  # enough to start a collection
         assert within() is not None
     assert gc.isenabled()
-    with pytest.raises(KeyError), uncollected():
+    with pytest.raises(KeyError), no_garbage_collection():
         raise KeyError(len(junk))
     assert gc.isenabled()
 
@@ -356,7 +358,7 @@ def test_a_recorded_step_is_the_step() -> None:
         return (out - y).square().mean(), out.detach()
 
     inputs = [(torch.randn(32, 8, device=DEVICE), torch.randn(32, 4, device=DEVICE)) for _ in range(3)]
-    recorded = record(lambda x, y: loss(network, x, y), [network], *inputs[0])
+    recorded = capture_graph(lambda x, y: loss(network, x, y), [network], *inputs[0])
     torch.testing.assert_close(network.state_dict(), other.state_dict())
     for x, y in inputs:
         seen, expected = recorded(x, y), loss(other, x, y)
@@ -377,7 +379,7 @@ def test_a_head_computes_what_it_did(last_norm: bool) -> None:
     torch.manual_seed(0)
     usual = projection_head(12, 40, 6, last_norm=last_norm).to(DEVICE).train()
     faster = copy.deepcopy(usual)
-    assert speed_up_head(faster)
+    assert optimise_head(faster)
     x = torch.randn(16, 12, device=DEVICE)
     expected, seen = usual(x), faster(x)
     close(seen, expected)
@@ -396,7 +398,7 @@ def test_a_head_in_half_precision() -> None:
     torch.manual_seed(0)
     usual = projection_head(12, 40, 6).to(DEVICE).train()
     faster = copy.deepcopy(usual)
-    speed_up_head(faster)
+    optimise_head(faster)
     x = torch.randn(16, 12, device=DEVICE)
     with torch.autocast(DEVICE.type, torch.bfloat16):
         expected, seen = usual(x), faster(x)

@@ -31,7 +31,7 @@ from sweeps import DIGITS, FAKE, grid, record_of, states, wait_until
 
 def test_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(launchers, "processors", lambda: 8)
+    monkeypatch.setattr(launchers, "available_cpus", lambda: 8)
     assert local_slots(3, device="cpu") == [Slot("cpu", {"OMP_NUM_THREADS": "2"})] * 3
     assert local_slots(20, device="cpu")[0].environment == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fmicl import how_to_install
-from fmicl.utils.machine import processors
+from fmicl.utils.machine import available_cpus
 
 __all__ = [
     "OF_A_SWEEP",
@@ -113,7 +113,7 @@ def local_slots(parallel: int = 1, *, device: str = "auto", devices: int = 1) ->
         return slots * parallel
     shared = {}
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        shared = {"OMP_NUM_THREADS": str(max(1, processors() // (parallel * devices)))}
+        shared = {"OMP_NUM_THREADS": str(max(1, available_cpus() // (parallel * devices)))}
     return [Slot(kind, shared)] * parallel
 
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from fmicl.data.images.samples import Skipped
-from fmicl.utils.machine import processors
+from fmicl.utils.machine import available_cpus
 
 __all__ = [
     "EXTENSIONS",
@@ -177,7 +177,7 @@ def in_threads(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> 
         >>> list(in_threads(abs, [-1, 2, -3]))
         [1, 2, 3]
     """
-    threads = processors()
+    threads = available_cpus()
     source = iter(items)
     with ThreadPoolExecutor(threads) as pool:
         # A bounded number in flight, since what comes out can be large.

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fmicl.data.images.decode import decode, try_decode
 from fmicl.data.images.samples import FileSamples, Skipped
-from fmicl.utils.machine import processors
+from fmicl.utils.machine import available_cpus
 
 __all__ = ["Files", "load", "undecodable", "why"]
 
@@ -39,7 +39,7 @@ def load(dataset: Dataset[Any], batches: list[list[int]], workers: int, device: 
     loader = DataLoader(
         dataset,
         batch_sampler=batches,
-        num_workers=min(workers, processors()),  # more would only wait for each other
+        num_workers=min(workers, available_cpus()),  # more would only wait for each other
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else the loader takes a number from the global one
         worker_init_fn=_ignore_interrupts,

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from fmicl.data.augmentations.fused import fused_views, suits
+from fmicl.data.augmentations.fused import can_fuse_views, fused_views
 from fmicl.data.augmentations.maker import CROP_UNIFORMS, ViewMaker, crop_boxes
 from fmicl.data.augmentations.views import Views
 from fmicl.data.images.decode import to_tensor
@@ -133,7 +133,7 @@ class ViewStream:
         self._colours: Callable[..., Tensor] = _colour_views
         if compile:
             arrays = isinstance(self.samples, ArraySamples)
-            one_kernel = arrays and all(suits(family, self.samples.images) for family in views)  # type: ignore[union-attr]
+            one_kernel = arrays and all(can_fuse_views(family, self.samples.images) for family in views)  # type: ignore[union-attr]
             self._views = _kernel_views if one_kernel else torch.compile(_array_views)
             self._colours = torch.compile(_colour_views)
 

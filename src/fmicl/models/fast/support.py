@@ -1,4 +1,4 @@
-"""What the faster networks ask before they take over."""
+"""Support checks of the fused layers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from torch import nn
 
 from fmicl.models.norms import PastNorm
 
-__all__ = ["plain_norm"]
+__all__ = ["is_supported_norm"]
 
 
-def plain_norm(norm: object) -> bool:
-    """Whether `fmicl.models.fast.norm` knows the module: batch normalisation, torch's own or ours, with all it can hold."""
+def is_supported_norm(norm: object) -> bool:
+    """Whether `fmicl.models.fast.norm` supports the module: affine batch normalisation with running statistics."""
     if isinstance(norm, PastNorm):
         return norm.affine and not list(norm.children())
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
-        return False  # timm's own, which hold their activation, are subclasses
+        return False  # such as timm's subclasses, which include an activation
     assert isinstance(norm, nn.BatchNorm1d | nn.BatchNorm2d)
     return norm.affine and norm.track_running_stats and norm.momentum is not None

@@ -1,23 +1,22 @@
-"""The contract that every implementation of the pairwise sums keeps.
+"""Interface of the pairwise-sum backends.
 
-With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x_i.o_j, a backend gives
+With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x_i.o_j, a backend computes
 
-    pair_rows           sum_ij penalty(z_ij)  and its gradient in x
-    pair_both           the same, with the gradient in the columns too
-    pair_symmetric      the same for x against itself without the diagonal, each pair seen from both sides
-    logsumexp_rows      log sum_j exp(scale * x_i.o_j)  for each row
-    logsumexp_kept      the same with what was summed up, where that is little enough to keep
-    logsumexp_gradient  what the gradient of these logarithms sends to the rows
-    logsumexp_both      the same, with what it sends to the columns
-    logsumexp_symmetric the same for x against itself, each pair seen from both sides
+    pair_rows             sum_ij penalty(z_ij)  and its gradient in x
+    pair_both             the same, with the gradient in the columns too
+    pair_symmetric        the same for x with itself without the diagonal, each pair in both orders
+    logsumexp_rows        log sum_j exp(scale * x_i.o_j)  for each row
+    logsumexp_with_terms  the same together with its summands, where these are small enough to keep
+    logsumexp_gradient    gradient of the log-sum-exps in the rows
+    logsumexp_both        the same, with the gradient in the columns too
+    logsumexp_symmetric   the same for x with itself, each pair in both orders
 
-as plain computations without autograd; `kernels.autograd` makes differentiable functions of them and
-`kernels.columns` lets the columns come from other processes. Sums are float64 scalars, gradients have x's type or
-float32, whichever is wider.
+without autograd; `fmicl.kernels.autograd` makes them differentiable and `fmicl.kernels.exchange` provides the columns
+of other processes. Sums are float64 scalars; gradients have x's dtype or float32, whichever is wider.
 
-`skip=k` leaves out the pairs j = i + k (a sample with itself, or with its own other view); None leaves out none. Rows
-that are `paired` are the two views of each sample in turn, x_0 y_0 x_1 y_1 ...: where one of a pair is left out, so is
-the other. Then k, and the rows of each process, are even.
+`skip=k` leaves out the pairs j = i + k (a sample with itself, or with its other view); None leaves out none. `paired`
+rows are the two views of each sample in turn, x_0 y_0 x_1 y_1 ...: a skipped pair then skips both views of the sample.
+k and the number of rows of each process must be even.
 """
 
 from __future__ import annotations
@@ -42,15 +41,15 @@ class PairFunction(Protocol):
         """Factor of the inner product in z."""
 
     def penalty(self, z: Tensor) -> Tensor:
-        """What a pair with this z costs, elementwise."""
+        """Penalty of pairs with this z, elementwise."""
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The penalty and its derivative in z, elementwise. They may be one tensor, and z may be overwritten."""
+        """Penalty and its derivative in z, elementwise. They may share one tensor, and z may be overwritten."""
 
 
 @dataclass(frozen=True)
 class Square:
-    """z^2 with z = scale * c: the spectral contrastive loss's penalty."""
+    """z^2 with z = scale * c: the penalty of the spectral contrastive loss."""
 
     scale: float
     offset: float = 0.0
@@ -65,17 +64,17 @@ class Square:
 
 
 class Normaliser(NamedTuple):
-    """A log-sum-exp of each row (or column), and the gradient that arrived at it: both (N,)."""
+    """Log-sum-exp of each row (or column) and its incoming gradient: both (N,)."""
 
     value: Tensor
     gradient: Tensor
 
 
 class Backend(Protocol):
-    """One implementation of the contract."""
+    """One implementation of the pairwise sums."""
 
-    def to_send(self, rows: Tensor) -> Tensor:
-        """What another process needs to know of rows, to take them as columns."""
+    def cast_for_exchange(self, rows: Tensor) -> Tensor:
+        """Rows in the dtype in which they are sent to other processes, who use them as columns."""
 
     def pair_rows(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
@@ -88,19 +87,19 @@ class Backend(Protocol):
         """sum_ij penalty(z_ij), and its gradients in the rows and in the columns."""
 
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """sum_{i != j} penalty(z_ij) of x with itself, and its whole gradient in x."""
+        """sum_{i != j} penalty(z_ij) of x with itself, and its gradient in x."""
 
     def logsumexp_rows(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
     ) -> Tensor:
         """log sum_j exp(scale x_i.o_j): (N,)."""
 
-    def logsumexp_kept(
+    def logsumexp_with_terms(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The logarithms, (N,), with terms e^(z_ij - c_i) for some c, (N, M), and the sum of each row's terms, (N,).
+        """Log-sum-exps (N,), terms e^(z_ij - c_i) for some c_i (N, M), and the sum of each row's terms (N,).
 
-        None where it is better not to keep them.
+        None where keeping the terms doesn't pay.
         """
 
     def logsumexp_gradient(
@@ -118,9 +117,9 @@ class Backend(Protocol):
     def logsumexp_both(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
     ) -> tuple[Tensor, Tensor]:
-        """What the gradient of log-sum-exps over rows sends to the rows and to the columns: (N, d) and (M, d)."""
+        """Gradient of the rows' log-sum-exps in the rows, (N, d), and in the columns, (M, d)."""
 
     def logsumexp_symmetric(
         self, x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False
     ) -> Tensor:
-        """What the gradient of log-sum-exps of x against itself sends to x, as row and as column; skip is 0 or None."""
+        """Gradient in x, as row and as column, of the log-sum-exps of x with itself; skip is 0 or None."""

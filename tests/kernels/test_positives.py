@@ -24,7 +24,7 @@ def test_onto_the_sphere_and_back(n: int, d: int, dtype: torch.dtype) -> None:
     x[2], y[2] = 1e-30 * x[2], 1e30 * y[2]
     given = [value.clone().requires_grad_() for value in (x, y)]
     plain = [value.double().requires_grad_() for value in (x, y)]
-    seen = kernels.onto_sphere(given[0], given[1])
+    seen = kernels.normalise_pairs(given[0], given[1])
     unit = [normalise(value) for value in plain]
     expected = (*unit, (unit[0] - unit[1]).square().sum(dim=-1))
     for mine, theirs in zip(seen, expected, strict=True):
@@ -77,7 +77,7 @@ def test_one_view_that_learns_is_enough_to_differentiate_twice(kernel: Kernel) -
 @needs_triton
 def test_a_view_that_nothing_flows_back_to_can_be_differentiated_too() -> None:
     x, y = rows(6, 4).requires_grad_(), rows(6, 4, 1)
-    _, other, _ = kernels.onto_sphere(x, y)
+    _, other, _ = kernels.normalise_pairs(x, y)
     (slope,) = torch.autograd.grad(other.sum(), x, create_graph=True, materialize_grads=True)
     assert not bool(slope.any())
 
@@ -90,7 +90,7 @@ def test_distances_add_to_a_gradient_where_it_is(dtype: torch.dtype, keep: bool,
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randn(5, 3, generator=generator).to(dtype).requires_grad_() for _ in range(2))
     factor = torch.randn(5, 3, generator=generator).to(dtype)
-    one, _, distances = kernels.apart(x, y, fused)
+    one, _, distances = kernels.pair_distances(x, y, fused)
     places: list[int] = []
     sent: list[Tensor] = []
 
@@ -113,6 +113,6 @@ def test_distances_add_to_a_gradient_where_it_is(dtype: torch.dtype, keep: bool,
 
 def test_a_gradient_that_is_one_number_for_all_rows_is_left_alone() -> None:
     x, y = torch.ones(4, 2, requires_grad=True), torch.zeros(4, 2)
-    one, _, distances = kernels.apart(x, y)
+    one, _, distances = kernels.pair_distances(x, y)
     (one.sum() + distances.sum()).backward()
     torch.testing.assert_close(x.grad, torch.full((4, 2), 3.0))

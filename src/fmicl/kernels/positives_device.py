@@ -1,4 +1,4 @@
-"""Triton programs for two views: onto the sphere, and how far apart. A program has one row of each, read once."""
+"""Triton kernels for positive pairs: normalisation and squared distances. A program reads one row of each view once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import triton.language as tl
 
 @triton.jit
 def _unit(row):
-    """A row of unit length, and the factor that made it; a row of zeros stays, with factor 1."""
+    """The row divided by its length, and that factor; a zero row stays zero, with factor 1."""
     largest = tl.max(tl.abs(row), axis=0)
     largest = tl.where(largest > 0, largest, 1.0)
-    row = row / largest  # squares of very small or large entries leave the type
+    row = row / largest  # first, since squares of very small or large entries underflow or overflow
     length = tl.sqrt(tl.sum(row * row, axis=0))
     length = tl.where(length > 0, length, 1.0)
     return row / length, 1.0 / (largest * length)
 
 
 @triton.jit
-def onto_sphere(x, y, x_out, y_out, factors, distances, n, d, BD: tl.constexpr):
-    """Unit rows of x and y, the factors that made them, and the squared distance of each two."""
+def normalise_pairs(x, y, x_out, y_out, factors, distances, n, d, BD: tl.constexpr):
+    """Unit rows of x and y, their normalisation factors, and the squared distance of each pair."""
     i = tl.program_id(0)
     k = tl.arange(0, BD)
     inside = k < d
@@ -34,11 +34,11 @@ def onto_sphere(x, y, x_out, y_out, factors, distances, n, d, BD: tl.constexpr):
 
 
 @triton.jit
-def from_sphere(
+def normalise_pairs_gradient(
     x, y, factors, by_x, by_y, by_distance, x_grad, y_grad, n, d,
     X: tl.constexpr, Y: tl.constexpr, DISTANCE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the rows as they were given: without what points along a row, and divided by its length."""
+    """Gradients of the rows before normalisation: projected onto the tangent space and divided by the length."""
     i = tl.program_id(0)
     k = tl.arange(0, BD)
     inside = k < d
@@ -61,27 +61,27 @@ def from_sphere(
 
 
 @triton.jit
-def _gap(x, y, at, inside):
+def _difference(x, y, at, inside):
     a = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     return a - tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def distances(x, y, result, d, BD: tl.constexpr):
-    """Squared distance of each two rows."""
+    """Squared distance of each pair of rows."""
     i = tl.program_id(0)
     k = tl.arange(0, BD)
-    gap = _gap(x, y, i.to(tl.int64) * d + k, k < d)
-    tl.store(result + i, tl.sum(gap * gap, axis=0))
+    difference = _difference(x, y, i.to(tl.int64) * d + k, k < d)
+    tl.store(result + i, tl.sum(difference * difference, axis=0))
 
 
 @triton.jit
-def add_slopes(total, x, y, by_distance, d, BD: tl.constexpr):
+def add_distance_gradient(total, x, y, by_distance, d, BD: tl.constexpr):
     """total += 2 by_distance (x - y), row by row."""
     i = tl.program_id(0)
     k = tl.arange(0, BD)
     inside = k < d
     at = i.to(tl.int64) * d + k
     old = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-    new = old + 2 * tl.load(by_distance + i) * _gap(x, y, at, inside)
+    new = old + 2 * tl.load(by_distance + i) * _difference(x, y, at, inside)
     tl.store(total + at, new.to(total.dtype.element_ty), mask=inside)

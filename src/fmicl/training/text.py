@@ -31,7 +31,7 @@ from fmicl.models.text import (
     save_sentence_encoder,
     sentence_head,
 )
-from fmicl.runs.export import plain_weights
+from fmicl.runs.export import contiguous_state_dict
 from fmicl.runs.folder import Run, check_new_run, find_run
 from fmicl.training.building import method_options, optimisation_of
 from fmicl.training.callbacks import COLUMNS, Guard, Recorder
@@ -195,7 +195,7 @@ def build_text_method(recipe: TextRecipe, encoder: SentenceEncoder, batches_per_
 
 def export_text(run: Run, encoder: SentenceEncoder, projection: nn.Module, tokenizer: Tokenizer, length: int) -> None:
     """Write RUN/sentence_transformer, and what makes RUN itself one; the head, if there is one, as safetensors."""
-    head = plain_weights(projection)
+    head = contiguous_state_dict(projection)
     if head:
         write_whole(run.projection, lambda path: save_file(head, path))
     save_sentence_encoder(encoder, tokenizer, length, run.sentence_transformer)

@@ -12,15 +12,15 @@ import json
 import math
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fmicl.runs.figures import COLOURS, Theme, distance_figure, metric_curve, neighbour_figure, read_metrics
+from fmicl.runs.figures import COLOURS, distance_figure, metric_curve, neighbour_figure, read_metrics
 from fmicl.runs.folder import Run
 from fmicl.utils.files import write_whole
 
@@ -47,26 +47,6 @@ METRIC_ROWS = 25
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
 
-@dataclass(frozen=True)
-class _Curve:
-    column: str
-    title: str
-    label: str
-    caption: str
-    optional: bool = False  # whether runs without this column are complete
-
-
-def _batch_curve(column: str, title: str, label: str, caption: str, *, optional: bool = False) -> _Curve:
-    return _Curve(column, title, label, f"Of the last training batch before each point: {caption}.", optional)
-
-
-_GEOMETRY_CURVES = (
-    _batch_curve("alignment", "Alignment in training", "Alignment", EXPLANATIONS["alignment"]),
-    _batch_curve("uniformity", "Uniformity in training", "Uniformity", EXPLANATIONS["uniformity"]),
-    _batch_curve("effective_rank", "Effective rank in training", "Dimensions", EXPLANATIONS["effective_rank"]),
-)
-
-
 def write_report(path: Path | str) -> Path:
     """Draw RUN/figures and write RUN/report.html from the contents of the run folder.
 
@@ -89,7 +69,7 @@ def write_report(path: Path | str) -> Path:
     notes: list[str] = []
     settings = _read_object(run.settings, "the settings", notes)
     results = _read_object(run.results, "the results: the run may not have ended", notes)
-    kind = _KINDS.get(str(settings.get("kind")), _IMAGES)
+    kind = _KINDS.get(str(settings.get("kind")), _KINDS["images"])
     page = _environment().get_template("report.html.j2").render(
         title=_title(run, settings),
         facts=_facts(settings),
@@ -105,16 +85,10 @@ def write_report(path: Path | str) -> Path:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("fmicl.runs"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["show"] = _show
-    return environment
+    loader = PackageLoader("fmicl.runs")
+    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    found.filters["show"] = _show
+    return found
 
 
 def _read_object(path: Path, content: str, notes: list[str]) -> dict[str, Any]:
@@ -200,26 +174,30 @@ def _text_results(results: Mapping[str, Any]) -> dict[str, Any]:
         summary += f", the best on STS-B dev ({results['stsb_dev']:.2f})"
     elif results.get("chosen_by") == "last step":
         summary += ", the last one"
+    page: dict[str, Any] = {"data_changed": None, "cards": []}
     pairs = results.get("pairs")
-    scored = isinstance(pairs, dict)
-    table, rest = None, []
-    if isinstance(pairs, dict):
-        rows = [[name, _score(results.get(name)), _show(count)] for name, count in pairs.items()]
-        rows.append([_bold("Average"), _bold(_score(results.get("avg"))), ""])
-        table = {"title": "", "head": ["Task", "Spearman x 100", "Pairs"], "rows": rows}
-        rest = _flatten(results, without={"step", "stsb_dev", "chosen_by", "pairs", "avg", *pairs})
+    if not isinstance(pairs, dict):
+        return {**page, "summary": f"{summary}.", "needs_sts": True, "table": None, "rest": []}
+    rows = [[name, _score(results.get(name)), _show(count)] for name, count in pairs.items()]
+    rows.append([_bold("Average"), _bold(_score(results.get("avg"))), ""])
     return {
-        "summary": f"{summary}; test splits." if scored else f"{summary}.",
-        "needs_sts": not scored,
-        "data_changed": None,
-        "cards": [],
-        "table": table,
-        "rest": rest,
+        **page,
+        "summary": f"{summary}; test splits.",
+        "needs_sts": False,
+        "table": {"title": "", "head": ["Task", "Spearman x 100", "Pairs"], "rows": rows},
+        "rest": _flatten(results, without={"step", "stsb_dev", "chosen_by", "pairs", "avg", *pairs}),
     }
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Curve(NamedTuple):
+    column: str
+    title: str
+    label: str
+    caption: str
+    optional: bool = False  # whether runs without this column are complete
+
+
+class _Kind(NamedTuple):
     """What differs between reports of image and text runs."""
 
     axis: Literal["epoch", "step"]
@@ -229,37 +207,33 @@ class _Kind:
     has_arrays: bool
 
 
-_IMAGES = _Kind(
-    axis="epoch",
-    score="knn",
-    curves=(
-        _Curve("loss", "Training loss", "Loss", "Mean over each epoch."),
-        _Curve("knn", "k-NN accuracy", "Accuracy, %", "As monitored during training."),
-        *_GEOMETRY_CURVES,
-        _batch_curve(
-            "loss_rotation", "Rotation loss", "Term of the loss", "minus the weight times the bound on the information "
-            "of features about the rotation. It is included in the training loss", optional=True,
-        ),
-    ),
-    results=_image_results,
-    has_arrays=True,
-)  # fmt: skip
-_TEXT = _Kind(
-    axis="step",
-    score="stsb_dev",
-    curves=(
-        _Curve("loss", "Training loss", "Loss", "Mean over the steps between two points."),
-        _Curve("stsb_dev", "STS-B dev", "Spearman x 100", "The checkpoint was selected by this score."),
-        *_GEOMETRY_CURVES,
-    ),
-    results=_text_results,
-    has_arrays=False,
+_BATCH = "Of the last training batch before each point:"
+_GEOMETRY_CURVES = (
+    _Curve("alignment", "Alignment in training", "Alignment", f"{_BATCH} {EXPLANATIONS['alignment']}."),
+    _Curve("uniformity", "Uniformity in training", "Uniformity", f"{_BATCH} {EXPLANATIONS['uniformity']}."),
+    _Curve("effective_rank", "Effective rank in training", "Dimensions", f"{_BATCH} {EXPLANATIONS['effective_rank']}."),
 )
-_KINDS = {"images": _IMAGES, "text": _TEXT}
+_IMAGE_CURVES = (
+    _Curve("loss", "Training loss", "Loss", "Mean over each epoch."),
+    _Curve("knn", "k-NN accuracy", "Accuracy, %", "As monitored during training."),
+    *_GEOMETRY_CURVES,
+    _Curve(
+        "loss_rotation", "Rotation loss", "Term of the loss", f"{_BATCH} minus the weight times the bound on the "
+        "information of features about the rotation. It is included in the training loss.", optional=True,
+    ),
+)  # fmt: skip
+_TEXT_CURVES = (
+    _Curve("loss", "Training loss", "Loss", "Mean over the steps between two points."),
+    _Curve("stsb_dev", "STS-B dev", "Spearman x 100", "The checkpoint was selected by this score."),
+    *_GEOMETRY_CURVES,
+)
+_KINDS = {
+    "images": _Kind("epoch", "knn", _IMAGE_CURVES, _image_results, has_arrays=True),
+    "text": _Kind("step", "stsb_dev", _TEXT_CURVES, _text_results, has_arrays=False),
+}
 
 
-@dataclass(frozen=True)
-class _Figure:
+class _Figure(NamedTuple):
     """A figure in both themes, as data URLs."""
 
     title: str
@@ -269,95 +243,71 @@ class _Figure:
     wide: bool
 
 
-def _draw(
-    run: Run,
-    name: str,
-    title: str,
-    caption: str,
-    draw: Callable[[Path, Theme], Path],
-    notes: list[str],
-    *,
-    wide: bool = False,
-) -> list[_Figure]:
-    """Draw a figure in both themes, the light one as RUN/figures/NAME.png; [] and a note if that fails."""
-    try:
-        light = draw(run.figures / f"{name}.png", "light").read_bytes()
-        with tempfile.TemporaryDirectory() as folder:
-            dark = draw(Path(folder) / f"{name}.png", "dark").read_bytes()
-    except _UNREADABLE as error:
-        notes.append(f"{title}: no figure ({error}).")
-        return []
-    return [_Figure(title, caption, _data_url(light), _data_url(dark), wide)]
-
-
-def _data_url(png: bytes) -> str:
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def _curves(run: Run, kind: _Kind, notes: list[str]) -> list[_Figure]:
+def _curves(run: Run, kind: _Kind, notes: list[str]) -> Iterator[_Figure]:
     try:
         metrics = read_metrics(run.metrics)
     except FileNotFoundError:
         notes.append(f"There is no {run.metrics.name}, which the curves are drawn from.")
-        return []
+        return
     except _UNREADABLE as error:
         notes.append(f"No curves: {error}.")
-        return []
-    figures: list[_Figure] = []
-    for curve in kind.curves:
-        if curve.optional and curve.column not in metrics:
+        return
+    for column, title, label, caption, optional in kind.curves:
+        if optional and column not in metrics:
             continue
-        if not any(value is not None and math.isfinite(value) for value in metrics.get(curve.column, [])):
-            notes.append(f"{curve.title}: {run.metrics.name} has no finite values of it.")
+        if not any(value is not None and math.isfinite(value) for value in metrics.get(column, [])):
+            notes.append(f"{title}: {run.metrics.name} has no finite values of it.")
             continue
-
-        def draw(out: Path, theme: Theme, curve: _Curve = curve) -> Path:
-            return metric_curve(run.metrics, curve.column, out, label=curve.label, theme=theme, over=kind.axis)
-
-        figures += _draw(run, curve.column, curve.title, curve.caption, draw, notes)
-    return figures
+        draw = partial(metric_curve, run.metrics, column, label=label, over=kind.axis)
+        yield from _draw(run, column, title, caption, draw, notes)
 
 
-def _array_figures(run: Run, notes: list[str]) -> list[_Figure]:
+def _array_figures(run: Run, notes: list[str]) -> Iterator[_Figure]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     file = run.arrays.name
     if not run.arrays.is_file():
         notes.append(f"There is no {file}, which pair distances and nearest neighbours are drawn from.")
-        return []
+        return
     try:
         arrays = load_file(run.arrays)
     except (SafetensorError, *_UNREADABLE) as error:
         notes.append(f"{file} can't be read ({error}): no pair distances, no nearest neighbours.")
-        return []
-    figures: list[_Figure] = []
+        return
     if "positive" in arrays and "negative" in arrays:
-        figures += _draw(
-            run,
-            "distances",
-            "Pair distances",
-            "Sorted distances of positive pairs (two views of one sample) and of negative pairs (two samples). "
-            "The larger the gap between the curves, the better.",
-            lambda out, theme: distance_figure(arrays["positive"], arrays["negative"], out, theme=theme),
-            notes,
+        caption = (
+            "Sorted distances of positive pairs (two views of one sample) and of negative pairs (two samples). The "
+            "larger the gap between the curves, the better."
         )
+        draw = partial(distance_figure, arrays["positive"], arrays["negative"])
+        yield from _draw(run, "distances", "Pair distances", caption, draw, notes)
     else:
         notes.append(f"Pair distances: {file} has no arrays positive and negative.")
     if "neighbour_images" in arrays:
-        images, similarities = arrays["neighbour_images"], arrays.get("neighbour_similarity")
-        figures += _draw(
-            run,
-            "neighbours",
-            "Nearest neighbours",
-            "Samples on the left, then the training samples with the most similar features, with cosine similarities.",
-            lambda out, theme: neighbour_figure(images, similarities, out, theme=theme),
-            notes,
-            wide=True,
-        )
+        caption = "Samples on the left, then the training samples with the most similar features (cosine similarity)."
+        draw = partial(neighbour_figure, arrays["neighbour_images"], arrays.get("neighbour_similarity"))
+        yield from _draw(run, "neighbours", "Nearest neighbours", caption, draw, notes, wide=True)
     else:
         notes.append(f"Nearest neighbours: {file} has no array neighbour_images.")
-    return figures
+
+
+def _draw(
+    run: Run, name: str, title: str, caption: str, draw: Callable[..., Path], notes: list[str], *, wide: bool = False
+) -> Iterator[_Figure]:
+    """Draw a figure in both themes, the light one as RUN/figures/NAME.png; only a note if that fails."""
+    try:
+        light = draw(run.figures / f"{name}.png", theme="light").read_bytes()
+        with tempfile.TemporaryDirectory() as folder:
+            dark = draw(Path(folder) / f"{name}.png", theme="dark").read_bytes()
+    except _UNREADABLE as error:
+        notes.append(f"{title}: no figure ({error}).")
+    else:
+        yield _Figure(title, caption, _data_url(light), _data_url(dark), wide)
+
+
+def _data_url(png: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
 def _metrics_table(run: Run, kind: _Kind) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ class _Colours:
     ink: str
     muted: str
     line: str
-    first: str  # first and second can be told apart with any colour vision, at a contrast of at least 3:1
+    first: str  # first and second differ for any colour vision, with a contrast of at least 3:1
     second: str
 
 

@@ -64,7 +64,8 @@ _HOMES = {
 EXTRAS = {
     package: extra
     for extra, packages in {
-        "train": "lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
+        "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision "
+        "tyro",
         "text": "datasets sentence_transformers transformers",
         "slurm": "submitit",
     }.items()

@@ -14,7 +14,7 @@ __all__ = ["Divergence", "Weighted", "real"]
 
 
 def real(value: Tensor | float) -> Tensor:
-    """A real tensor, half precision to_float32 to float32: e^r spans far more than half types hold."""
+    """A real tensor, half precision converted to float32: e^r spans far more than half types hold."""
     tensor = torch.as_tensor(value)
     if tensor.is_complex():
         raise ValueError(f"a divergence is a function of real numbers, got {tensor.dtype}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from fmicl.utils.machine import control_groups, lines
+from fmicl.utils.machine import control_groups, read_lines
 
 __all__ = ["free_memory"]
 
@@ -16,7 +16,7 @@ def free_memory(root: Path = Path("/")) -> int | None:
     Args:
         root: where proc and sys are.
     """
-    found = dict(line.split(":", 1) for line in lines(root / "proc/meminfo"))
+    found = dict(line.split(":", 1) for line in read_lines(root / "proc/meminfo"))
     if "MemAvailable" not in found:
         return None
     available = int(found["MemAvailable"].split()[0]) * 1024
@@ -27,9 +27,9 @@ def _free_in_groups(root: Path) -> Iterator[int]:
     """Bytes that each control group of this process leaves: its limit less its use, not counting cached files."""
     for group in control_groups("memory", root):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if group.older else ("memory.max", "memory.current")
-        most, now = (lines(group.path / name) for name in names)
+        most, now = (read_lines(group.path / name) for name in names)
         if most and now and most[0].isdigit():  # else it is "max", or hidden inside a container
-            stat = dict(entry.split(maxsplit=1) for entry in lines(group.path / "memory.stat"))
+            stat = dict(entry.split(maxsplit=1) for entry in read_lines(group.path / "memory.stat"))
             total = "total_" if group.older else ""
             cached = sum(int(stat.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
             yield int(most[0]) - int(now[0]) + cached

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ControlGroup", "available_cpus", "control_groups", "read_lines"]
+__all__ = ["ControlGroup", "available_cpus", "control_groups", "free_memory", "read_lines"]
 
 
 def available_cpus(root: Path = Path("/")) -> int:
@@ -76,3 +76,28 @@ def read_lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").split("\n")[:-1]
     except OSError:
         return []
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Bytes that processes can still allocate; None on systems other than Linux.
+
+    Args:
+        root: where proc and sys are.
+    """
+    found = dict(line.split(":", 1) for line in read_lines(root / "proc/meminfo"))
+    if "MemAvailable" not in found:
+        return None
+    available = int(found["MemAvailable"].split()[0]) * 1024
+    return max(0, min([available, *_free_in_groups(root)]))
+
+
+def _free_in_groups(root: Path) -> Iterator[int]:
+    """Bytes that each control group of this process leaves: its limit less its use, not counting cached files."""
+    for group in control_groups("memory", root):
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if group.is_v1 else ("memory.max", "memory.current")
+        most, now = (read_lines(group.path / name) for name in names)
+        if most and now and most[0].isdigit():  # else it is "max", or hidden inside a container
+            stat = dict(entry.split(maxsplit=1) for entry in read_lines(group.path / "memory.stat"))
+            total = "total_" if group.is_v1 else ""
+            cached = sum(int(stat.get(f"{total}{kind}_file", 0)) for kind in ("active", "inactive"))
+            yield int(most[0]) - int(now[0]) + cached

@@ -27,7 +27,7 @@ from fmicl.models.text import (
     sentence_head,
     told_limit,
 )
-from fmicl.runs.export import plain_weights
+from fmicl.runs.export import contiguous_state_dict
 from fmicl.runs.folder import Run
 from fmicl.training.callbacks import Monitor, MonitorNothing
 from fmicl.training.memory import BatchDescription
@@ -243,7 +243,7 @@ def check_lengths(settings: Settings, limit: int) -> None:
 
 def export_text(run: Run, encoder: SentenceEncoder, projection: nn.Module, tokenizer: Tokenizer, length: int) -> None:
     """Write RUN/sentence_transformer, and what makes RUN itself one; the head, if there is one, as safetensors."""
-    head = plain_weights(projection)
+    head = contiguous_state_dict(projection)
     if head:
         write_whole(run.projection, lambda path: save_file(head, path))
     save_sentence_encoder(encoder, tokenizer, length, run.sentence_transformer)

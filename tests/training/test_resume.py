@@ -18,7 +18,7 @@ import torch
 
 from fmicl.cli import main as cli
 from fmicl.config.recipes import Recipe
-from fmicl.data.images import reading
+from fmicl.data.images import decoding
 from fmicl.methods import METHODS
 from fmicl.models.vision import SmallConv
 from fmicl.runs import folder as runs
@@ -168,7 +168,7 @@ def test_broken_files_are_left_out_as_before(
     memory_gib: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Held in memory, or found and replaced as they go, as in a folder too large to decode beforehand."""
-    monkeypatch.setattr("fmicl.data.images.folders._DECODED", 0)
+    monkeypatch.setattr("fmicl.data.images.listing.DECODED_LIMIT", 0)
     folder = make("images", tmp_path)
     assert folder is not None
     recipe = small("images", folder, memory_gib=memory_gib, epochs=3, checkpoint_steps=1, monitor_every=0)
@@ -284,7 +284,7 @@ class _Handlers(torch.utils.data.Dataset[bool]):
 
 
 def test_workers_live_on_when_the_terminal_interrupts_or_is_closed() -> None:
-    assert bool(next(iter(reading.load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
+    assert bool(next(iter(decoding.load_batches(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:

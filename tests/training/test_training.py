@@ -25,7 +25,7 @@ from fmicl.config.recipes import RECIPES, Recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.methods.base import Compared
-from fmicl.models.norms import PastNorm
+from fmicl.models.norms import RunningStatisticsNorm
 from fmicl.models.vision import SmallConv
 from fmicl.runs import folder as runs
 from fmicl.runs.embedding import embed_folder
@@ -243,7 +243,7 @@ def test_a_recipes_momentum_and_statistics_reach_its_method() -> None:
         recipe = digits(method="moco", **changes)
         method = build_method(recipe, build_recipe_encoder(recipe), 1)
         assert isinstance(method, MoCo)
-        past = any(isinstance(module, PastNorm) for module in method.target_encoder.modules())
+        past = any(isinstance(module, RunningStatisticsNorm) for module in method.target_encoder.modules())
         made.append((method.initial_momentum, method.final_momentum, method.symmetric, past))
     assert made == [(0.99, 0.99, False, False), (0.9, 0.95, True, True)]
 

@@ -104,7 +104,7 @@ class Embed:
 
     def __call__(self) -> None:
         """Embed, then say how many."""
-        from fmicl.data.images.decode import EXTENSIONS
+        from fmicl.data.images.decoding import EXTENSIONS
         from fmicl.runs.embedding import embed_folder, embed_text
 
         of_text = (self.run / "modules.json").is_file()

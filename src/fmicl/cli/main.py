@@ -29,7 +29,7 @@ from fmicl.config.settings import Settings
 from fmicl.config.text_recipes import TEXT_RECIPES, TextRecipe
 from fmicl.data.augmentations.views import Views
 from fmicl.sweep.grid import SweepOptions, grid_class, grid_of, spell_out_flags
-from fmicl.utils.output import outliving_readers, to_nowhere
+from fmicl.utils.output import ignore_closed_output, redirect_to_devnull
 
 if TYPE_CHECKING:
     from fmicl.runs.folder import Run
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     code 1. With the environment variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    with outliving_readers() if words[:1] in _LONG else contextlib.nullcontext():
+    with ignore_closed_output() if words[:1] in _LONG else contextlib.nullcontext():
         return _main(words)
 
 
@@ -216,7 +216,7 @@ def _main(words: Sequence[str]) -> int:
     except BrokenPipeError as error:
         if words[:1] in _LONG:  # then it is not the output's
             return _complain(error, 2)
-        to_nowhere(sys.stdout)  # whoever read the output, `head` say, has seen enough
+        redirect_to_devnull(sys.stdout)  # whoever read the output, `head` say, has seen enough
         return 0
     except (ValueError, OSError) as error:
         return _complain(error, 2)

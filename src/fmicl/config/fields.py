@@ -71,7 +71,7 @@ def _leaves(kind: Any, path: tuple[str, ...]) -> Iterator[Leaf]:
 
 def field_words(kind: type) -> dict[str, str]:
     """What a dataclass and those it inherits from say of their fields: a string after it, or a line under ``Args:``."""
-    found = {}
+    found: dict[str, str] = {}
     for part in reversed(kind.__mro__[:-1]):
         declared = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
         found |= {field.name: field.metadata["help"] for field in declared if "help" in field.metadata}

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fmicl.evaluation.geometry import matrix, stream_neighbours
 from fmicl.evaluation.logistic import LogisticRegression
-from fmicl.models.norms import evaluating
+from fmicl.models.norms import evaluation_mode
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = [
@@ -77,7 +77,7 @@ def extract_features(
     labels: list[Tensor | None] = []
     # As it was written, where it is compiled: that was for the batches of training, and others would compile it again.
     run = encoder if encoder._compiled_call_impl is None else encoder.forward
-    with evaluating(encoder):
+    with evaluation_mode(encoder):
         for inputs, target in batches:
             output = run(inputs.to(device, non_blocking=True))
             if output.ndim != 2:

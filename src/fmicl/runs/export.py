@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 from fmicl.models.vision import build_encoder, projection_head
 from fmicl.config.recipes import Recipe
 from fmicl.runs.folder import Run, open_run, read_kind, read_recipe
@@ -60,8 +60,8 @@ class EncoderConfig:
 
 def export(run: Run, encoder: nn.Module, projection: nn.Module, config: EncoderConfig) -> None:
     """Write encoder and projection head as safetensors, with encoder.json beside them."""
-    write_whole(run.encoder, lambda path: save_file(plain_weights(encoder), path))
-    write_whole(run.projection, lambda path: save_file(plain_weights(projection), path))
+    write_atomically(run.encoder, lambda path: save_file(plain_weights(encoder), path))
+    write_atomically(run.projection, lambda path: save_file(plain_weights(projection), path))
     write_json(run.encoder_config, asdict(config))
 
 

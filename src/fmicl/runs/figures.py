@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
 
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -283,7 +283,7 @@ def _save(figure: Figure, out: Path | str) -> Path:
     out = Path(out)
     # No date inside, so that the same run draws the same bytes.
     options: dict[str, Any] = {"format": "png", "facecolor": figure.get_facecolor(), "metadata": {"Software": None}}
-    write_whole(out, lambda path: figure.savefig(path, **options))
+    write_atomically(out, lambda path: figure.savefig(path, **options))
     return out
 
 

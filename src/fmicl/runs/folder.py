@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from fmicl.utils.device import describe_device
-from fmicl.utils.files import check_writable, read_json, write_json, write_whole
+from fmicl.utils.files import check_writable, read_json, write_json, write_atomically
 from fmicl.utils.provenance import command_line, commit, versions
 from fmicl.config.recipes import Recipe
 from fmicl.config.settings import Settings
@@ -298,7 +298,7 @@ def read_fingerprint(run: Run) -> dict[str, Any] | None:
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
-    write_whole(path, lambda temporary: torch.save(state, temporary))
+    write_atomically(path, lambda temporary: torch.save(state, temporary))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

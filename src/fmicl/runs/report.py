@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from fmicl.runs.html import NAMES, data, document, flat, is_number, pairs, percent, show, table, words
 from fmicl.runs.figures import Theme, distance_figure, loss_curve, metric_curve, neighbour_figure, read_metrics
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 __all__ = ["distance_figure", "loss_curve", "neighbour_figure", "write_report"]
 
@@ -86,7 +86,7 @@ def write_report(run: Path | str) -> Path:
     ]
     out = run / "report.html"
     page_text = document(_title(run, settings), "\n".join(filter(None, parts)))
-    write_whole(out, lambda path: path.write_text(page_text, encoding="utf-8"))
+    write_atomically(out, lambda path: path.write_text(page_text, encoding="utf-8"))
     return out
 
 

@@ -12,7 +12,7 @@ from fmicl.config.settings import Settings
 from fmicl.divergences import Divergence, divergence
 from fmicl.methods import Method, MoCo, Optimisation, Rotation, method_class
 from fmicl.methods.rotation import finite_at_zero
-from fmicl.models.vision import build_encoder, check_size
+from fmicl.models.vision import build_encoder, check_input_size
 from fmicl.training.objectives import build_divergence, build_objective
 
 __all__ = ["build_method", "build_recipe_encoder", "method_options", "optimisation_of", "rotation_divergence"]
@@ -41,7 +41,7 @@ def build_recipe_encoder(recipe: Recipe) -> nn.Module:
     )
     if recipe.rotation_weight:
         try:
-            check_size(encoder, recipe.encoder, recipe.turned_size, channels)
+            check_input_size(encoder, recipe.encoder, recipe.turned_size, channels)
         except ValueError as error:
             raise ValueError(
                 f"{str(error).removesuffix('.')}; these are the images that are turned (--rotation-weight): take "

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from fmicl.evaluation import geometry as analysis
 from fmicl.methods import Method
 from fmicl.runs.folder import Run
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 from fmicl.utils.numerics import normalise
 
 COLUMNS = (
@@ -317,7 +317,7 @@ class Recorder(Callback):
 
     def _write_rows(self) -> None:
         assert self.run is not None
-        write_whole(self.run.metrics, self._csv)
+        write_atomically(self.run.metrics, self._csv)
 
     def _csv(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:

@@ -21,19 +21,19 @@ from fmicl.data import (
     Splits,
     ViewStream,
     dataset_info,
-    listed,
+    describe_change,
+    display_images,
+    evaluation_batches,
     load_images,
-    pictures,
-    plain_batches,
     printable,
-    what_changed,
+    summarise_skipped,
 )
 from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
 from fmicl.evaluation.probes import extract_features, knn_accuracy, linear_probe
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import COPY_IT, Run, exclude_runs, open_run, read_fingerprint, read_recipe
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_writable, keep_old, write_json, write_whole
+from fmicl.utils.files import check_writable, back_up_json, write_json, write_atomically
 
 EVALUATION_BATCH = 512
 EVALUATION_PIXELS = 2**19
@@ -98,7 +98,7 @@ def evaluate_run(
     results: dict[str, Any] = {"knn": None, "linear": None, "epoch": recipe.epochs, "split": None}
     if splits is None:
         splits = load_splits(recipe, say)
-        changed = what_changed(read_fingerprint(run), splits)
+        changed = describe_change(read_fingerprint(run), splits)
         if changed:
             say(
                 f"warning: the data has changed since {run.path} was trained, so these are not the run's own results: "
@@ -140,10 +140,10 @@ def evaluate_run(
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
-        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {listed(broken)}")
+        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {summarise_skipped(broken)}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
-    keep_old(run.results, results)
-    write_whole(run.arrays, lambda path: save_file(arrays, path))
+    back_up_json(run.results, results)
+    write_atomically(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results
 
@@ -166,9 +166,9 @@ def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Spl
             exclude=exclude_runs,
         )
     if splits.skipped and say is not None:
-        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
+        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {summarise_skipped(splits.skipped)}")
     if splits.left_out and say is not None:
-        say(f"warning: folders in {recipe.data_dir} are left out: {listed(splits.left_out)}")
+        say(f"warning: folders in {recipe.data_dir} are left out: {summarise_skipped(splits.left_out)}")
     return splits
 
 
@@ -205,7 +205,7 @@ def _features(
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
     views = recipe.views
-    batches = plain_batches(
+    batches = evaluation_batches(
         samples,
         size=views.size,
         mean=views.mean,
@@ -338,6 +338,6 @@ def _neighbours(
     # Where the queries are in the gallery themselves, each is its own nearest neighbour and is left out.
     found = nearest_neighbours(features, asked[chosen.to(asked.device)], count + int(own))
     indices, similarity = found.indices[:, int(own) :], found.similarities[:, int(own) :]
-    rows = torch.stack([pictures(gallery, row, recipe.views.size) for row in indices])
-    shown = torch.cat([pictures(pool, chosen, recipe.views.size).unsqueeze(1), rows], dim=1)
+    rows = torch.stack([display_images(gallery, row, recipe.views.size) for row in indices])
+    shown = torch.cat([display_images(pool, chosen, recipe.views.size).unsqueeze(1), rows], dim=1)
     return {"neighbour_images": shown.contiguous(), "neighbour_similarity": similarity.cpu().contiguous()}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fmicl.config.recipes import Recipe
 from fmicl.config.settings import Settings
-from fmicl.data.images.loading import dataset_info
+from fmicl.data import dataset_info
 from fmicl.methods import Method
 from fmicl.training.processes import Processes
 from fmicl.utils.machine import control_groups, lines
@@ -117,7 +117,7 @@ def _advice(recipe: Settings) -> str:
 
 def _held(recipe: Settings) -> str:
     """What frees memory that the images themselves may have."""
-    if not isinstance(recipe, Recipe) or not (recipe.memory_gib and dataset_info(recipe.dataset).folder):
+    if not isinstance(recipe, Recipe) or not (recipe.memory_gib and dataset_info(recipe.dataset).is_folder):
         return ""
     return "; with --memory-gib 0 the images stay on the disk"
 

@@ -23,9 +23,18 @@ from torch import Tensor, nn
 
 from fmicl.config.recipes import RECIPES, Recipe
 from fmicl.config.settings import Settings
-from fmicl.data import Skipped, Splits, Stream, ViewStream, described, fingerprint, listed, what_changed
+from fmicl.data import (
+    Skipped,
+    Splits,
+    Stream,
+    ViewStream,
+    describe_change,
+    describe_splits,
+    fingerprint,
+    summarise_skipped,
+)
 from fmicl.methods import Method
-from fmicl.models.vision import settings_of
+from fmicl.models.vision import encoder_specific_options
 from fmicl.runs.export import EncoderConfig, export
 from fmicl.runs.folder import (
     COPY_IT,
@@ -49,7 +58,7 @@ from fmicl.training.progress import Progress
 from fmicl.training.signals import Signals, Stopped, what_is_left
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import check_writable
-from fmicl.utils.locks import LOCK, locked
+from fmicl.utils.locks import LOCK_NAME, lock_folder
 
 
 def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume: bool = False) -> Run | None:
@@ -84,7 +93,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         splits = load_splits(recipe, say if processes.rank == 0 else None)
         stream = _stream(recipe, splits, device, processes)
         old = old_run(name, out) if resume else None
-        changed = functools.partial(what_changed, splits=splits)
+        changed = functools.partial(describe_change, splits=splits)
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
             check_same(old, recipe, changed)
             if processes.rank == 0:
@@ -97,7 +106,7 @@ def train(recipe: Recipe, *, name: str = "run", out: Path | None = None, resume:
         if processes.rank == 0:
             run = held.enter_context(open_folder(recipe, name, out, old, str(device), fingerprint(splits), changed))
             say(beginning(run, old, resume))
-            say(described(splits))
+            say(describe_splits(splits))
             usual = RECIPES[name].recipe if name in RECIPES else Recipe(dataset=recipe.dataset)
             report_unused(recipe, usual)
             _report_unused_by(encoder, recipe, usual)
@@ -188,13 +197,13 @@ def open_folder(
     """
     if old is not None and old.settings.exists():
         check_same(old, recipe, changed)
-    elif old is not None and any(path.name != LOCK for path in old.path.iterdir()):
+    elif old is not None and any(path.name != LOCK_NAME for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     if old is not None:
         check_writable(old.path, COPY_IT)
     run = old or new_run(name, out)
     taken = f"another process is training in {run.path}: wait for it, end it first, or take another --out"
-    with locked(run.path, taken):
+    with lock_folder(run.path, taken):
         if run.settings.exists():
             remove_halves(run)
         else:
@@ -327,7 +336,7 @@ def describe(method: Method) -> str:
 
 def _report_broken(broken: Sequence[Skipped]) -> None:
     """Of files that passed the look at their header and end; each process tells what it has met."""
-    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {listed(broken)}")
+    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {summarise_skipped(broken)}")
 
 
 def report_unused(recipe: Settings, default: Settings) -> None:
@@ -344,7 +353,7 @@ def report_unused(recipe: Settings, default: Settings) -> None:
 
 def _report_unused_by(encoder: nn.Module, recipe: Recipe, default: Recipe) -> None:
     """The same of settings that only some encoders have."""
-    without = {"stem", "stable_vit"} - settings_of(encoder)
+    without = {"stem", "stable_vit"} - encoder_specific_options(encoder)
     unused = [name for name in sorted(without) if getattr(recipe, name) != getattr(default, name)]
     if unused:
         say(f"warning: {', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no part in encoder {recipe.encoder}")

@@ -19,15 +19,15 @@ from torch import nn
 
 from fmicl import how_to_install
 from fmicl.config.text_recipes import TEXT_RECIPES, TextRecipe
-from fmicl.data import LineReader, Sentences, SentenceStream, text_changed, tokenise_file
+from fmicl.data import LineReader, Sentences, SentenceStream, describe_text_change, tokenise_file
 from fmicl.evaluation.sts import StsTask, load_sts, load_stsb
 from fmicl.methods import Method, MoCoV3, method_class
 from fmicl.models.text import (
     SentenceEncoder,
     Tokenizer,
     build_sentence_encoder,
-    makes_views,
-    point_to,
+    has_dropout,
+    nested_modules,
     save_sentence_encoder,
     sentence_head,
 )
@@ -51,7 +51,7 @@ from fmicl.training.pipeline import (
 from fmicl.training.processes import check_batch, resolve_processes
 from fmicl.training.text_evaluation import evaluate_text, note_scores, stsb_scorer
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import write_json, write_whole
+from fmicl.utils.files import write_json, write_atomically
 
 
 def train_text(
@@ -108,7 +108,7 @@ def train_text(
         )
         data = {**sentences.fingerprint, "stsb_dev": None if dev is None else _digest(dev)}
         old = old_run(name, out) if resume else None
-        changed = functools.partial(text_changed, now=data)
+        changed = functools.partial(describe_text_change, now=data)
         if old is not None and old.finished:  # all processes see this, and none of them waits for another
             check_same(old, recipe, changed)
             if processes.rank == 0:
@@ -121,7 +121,7 @@ def train_text(
             run = held.enter_context(open_folder(recipe, name, out, old, str(device), data, changed))
             say(beginning(run, old, resume))
             say(f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped")
-            if not makes_views(encoder):
+            if not has_dropout(encoder):
                 say(
                     f"warning: {recipe.model} has no dropout, which makes the two views of a sentence: they are the "
                     "same, and the loss can only drive sentences apart. Its config.json is where to set it"
@@ -197,11 +197,11 @@ def export_text(run: Run, encoder: SentenceEncoder, projection: nn.Module, token
     """Write RUN/sentence_transformer, and what makes RUN itself one; the head, if there is one, as safetensors."""
     head = plain_weights(projection)
     if head:
-        write_whole(run.projection, lambda path: save_file(head, path))
+        write_atomically(run.projection, lambda path: save_file(head, path))
     save_sentence_encoder(encoder, tokenizer, length, run.sentence_transformer)
     name = "config_sentence_transformers.json"
-    write_whole(run.path / name, lambda path: path.write_bytes((run.sentence_transformer / name).read_bytes()))
-    write_json(run.modules, point_to(run.path, run.sentence_transformer))
+    write_atomically(run.path / name, lambda path: path.write_bytes((run.sentence_transformer / name).read_bytes()))
+    write_json(run.modules, nested_modules(run.path, run.sentence_transformer))
 
 
 class TextRecorder(Recorder):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from fmicl import how_to_install
 from fmicl.config.text_recipes import TextRecipe
 from fmicl.evaluation.sts import Encode, StsTask, evaluate_tasks, load_sts
-from fmicl.models.norms import evaluating
+from fmicl.models.norms import evaluation_mode
 from fmicl.models.text import Tokenizer, pooled_transformer, quiet_transformers
 from fmicl.runs.folder import Run, read_kind
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_new, keep_old, read_json, write_json, write_whole
+from fmicl.utils.files import check_new_file, back_up_json, read_json, write_json, write_atomically
 from fmicl.utils.validation import TokenPooling
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def evaluate_text(
             is damaged.
     """
     if output is not None:
-        check_new(output, "take another --json")
+        check_new_file(output, "take another --json")
     tasks = load_sts(sts)  # cheap: what is wrong with them is said before a model is loaded
     encode = load_sentence_encoder(path, device, pooling)
     about = {"model": str(path)} if pooling is None else {"model": str(path), "pooling": pooling}
@@ -95,7 +95,7 @@ def note_scores(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] |
         before = read_json(run.results) if run.results.exists() else {}
         about = {key: before.get(key) for key in ABOUT}
     results = {**about, **{key: value for key, value in (scores or {}).items() if key != "model"}}
-    keep_old(run.results, results)
+    back_up_json(run.results, results)
     write_json(run.results, results)
     return results
 
@@ -118,7 +118,7 @@ def stsb_scorer(
             vectors: Tensor = encoder.forward(batches[key])
             return vectors
 
-        with evaluating(encoder):
+        with evaluation_mode(encoder):
             value: float | None = evaluate_tasks(encode, {task.name: task}, batch_size=DEV_BATCH)[task.name]
         return value
 
@@ -179,7 +179,7 @@ def write_new_json(path: Path, value: object) -> None:
         {'avg': 78.02}
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
 
 
 def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> None:

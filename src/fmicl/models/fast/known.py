@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fmicl.models.norms import PastNorm
+from fmicl.models.norms import RunningStatisticsNorm
 
 __all__ = ["on_gpu", "plain_norm"]
 
@@ -20,7 +20,7 @@ def on_gpu(x: Tensor) -> bool:
 
 def plain_norm(norm: object) -> bool:
     """Whether `fmicl.models.fast.norm` knows the module: batch normalisation, torch's own or ours, with all it can hold."""
-    if isinstance(norm, PastNorm):
+    if isinstance(norm, RunningStatisticsNorm):
         return norm.affine and not list(norm.children())
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d):
         return False  # timm's own, which hold their activation, are subclasses

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from fmicl.kernels.triton import processors
 from fmicl.models.fast import norm_device as device
-from fmicl.models.norms import PastNorm
+from fmicl.models.norms import RunningStatisticsNorm
 from fmicl.utils.triton import launch
 
 __all__ = ["normalise"]
@@ -41,7 +41,7 @@ def normalise(
 
     Args:
         norm: BatchNorm1d or BatchNorm2d with weight, bias and running statistics, which move as they always do; or a
-            PastNorm, whose mean and variance are those of the batches before, and which has no gradients.
+            RunningStatisticsNorm, whose mean and variance are those of the batches before, and which has no gradients.
         x: (N, C) or (N, C, H, W), on a CUDA device.
         skip: another of the same shape, the residual; None is none.
         relu: whether negative values become 0.
@@ -58,7 +58,7 @@ def normalise(
     layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     x = x.contiguous(memory_format=layout)
     skip = None if skip is None else skip.contiguous(memory_format=layout)
-    past = isinstance(norm, PastNorm)
+    past = isinstance(norm, RunningStatisticsNorm)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not past):
         one, two = _Normalise.apply(
             x, skip, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fmicl import kernels as kernels
     from fmicl import losses as losses
     from fmicl import theory as theory
+    from fmicl.data import register_dataset as register_dataset
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
@@ -59,6 +60,7 @@ _HOMES = {
     "load_encoder": "runs.export",
     "register_divergence": "divergences",
     "register_objective": "losses",
+    "register_dataset": "data",
 }
 
 EXTRAS = {

@@ -53,19 +53,19 @@ def test_cifar10_binary(tmp_path: Path, below: str) -> None:
 
 def test_cifar10_checksums_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_cifar10(tmp_path)
-    with pytest.raises(ValueError, match=r"data_batch_1\.bin is cut off: it has 61,460 of 30,730,000 bytes"):
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin.*61,460 of 30,730,000 bytes"):
         load_images("cifar10", tmp_path)
-    monkeypatch.setattr("fmicl.data.images.binaries._CIFAR10_BYTES", 20 * 3073)
-    with pytest.raises(ValueError, match=r"data_batch_1\.bin is not the official file.*5dd7e06a14cb22eb"):
+    monkeypatch.setattr("fmicl.data.images.cifar10.FILE_SIZE", 20 * 3073)
+    with pytest.raises(ValueError, match=r"data_batch_1\.bin.*5dd7e06a14cb22eb"):
         load_images("cifar10", tmp_path)
     folder = tmp_path / "cifar-10-batches-bin"
     sums = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in folder.iterdir()}
-    monkeypatch.setattr("fmicl.data.images.binaries._CIFAR10_MD5", {f"{b}.bin": sums[f"{b}.bin"] for b in BATCHES})
+    monkeypatch.setattr("fmicl.data.images.cifar10.MD5", {f"{b}.bin": sums[f"{b}.bin"] for b in BATCHES})
     assert len(load_images("cifar10", tmp_path).pretrain) == 100
     data = bytearray((folder / "data_batch_4.bin").read_bytes())
     data[5000] ^= 1
     (folder / "data_batch_4.bin").write_bytes(data)
-    with pytest.raises(ValueError, match=r"data_batch_4\.bin is not the official file"):
+    with pytest.raises(ValueError, match=r"data_batch_4\.bin.*MD5"):
         load_images("cifar10", tmp_path)
 
 
@@ -74,9 +74,9 @@ def test_cifar10_damage_is_named(tmp_path: Path) -> None:
     third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = third.read_bytes()
     cases: list[tuple[bytes, str]] = [
-        (whole[:-1], r"data_batch_3\.bin is damaged: 61,459 bytes are no multiple"),
+        (whole[:-1], r"data_batch_3\.bin.*61,459 bytes"),
         (b"", r"data_batch_3\.bin is empty"),
-        (b"\x0b" + whole[1:], r"data_batch_3\.bin has the label 11"),
+        (b"\x0b" + whole[1:], r"data_batch_3\.bin.*label 11"),
     ]
     for content, message in cases:
         third.write_bytes(content)
@@ -88,10 +88,10 @@ def test_cifar10_damage_is_named(tmp_path: Path) -> None:
 
 
 def test_cifar10_absent(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"neither cifar-10-batches-bin/ nor .*--download"):
+    with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-bin.*--download"):
         load_images("cifar10", tmp_path)
     (tmp_path / "cifar-10-binary.tar.gz").touch()
-    with pytest.raises(FileNotFoundError, match=r"extract it with `tar xf .*cifar-10-binary\.tar\.gz"):
+    with pytest.raises(FileNotFoundError, match=r"tar xf .*cifar-10-binary\.tar\.gz"):
         load_images("cifar10", tmp_path)
 
 
@@ -123,11 +123,11 @@ def test_cifar10_python(cifar10_python: Path) -> None:
 
 
 def test_cifar10_python_opens_no_pickle_that_is_not_official(cifar10_python: Path) -> None:
-    with pytest.raises(ValueError, match="pickles, which can run code"):
+    with pytest.raises(ValueError, match="pickles"):
         load_images("cifar10", cifar10_python.parent, checksum=False)
     with open(cifar10_python / "data_batch_2", "ab") as file:
         file.write(b"x")
-    with pytest.raises(ValueError, match="data_batch_2 is not the official file"):
+    with pytest.raises(ValueError, match=r"data_batch_2.*MD5"):
         load_images("cifar10", cifar10_python.parent)
     (cifar10_python / "data_batch_2").unlink()
     with pytest.raises(FileNotFoundError, match="data_batch_2 is missing"):
@@ -149,7 +149,7 @@ def test_cifar10_is_downloaded_when_asked_to(cifar10_python: Path, monkeypatch: 
         raise OSError("no network")
 
     monkeypatch.setattr(CIFAR10, "download", fail)
-    with pytest.raises(OSError, match=r"could not download .*: no network"):
+    with pytest.raises(OSError, match=r"no network"):
         load_images("cifar10", target / "other", download=True)
 
 
@@ -205,14 +205,14 @@ def test_stl10_is_torchvisions(tmp_path: Path, below: str, monkeypatch: pytest.M
 
 def test_stl10_damage_is_named(tmp_path: Path) -> None:
     folder = make_stl10(tmp_path)
-    with pytest.raises(ValueError, match=r"train_X\.bin is cut off: it has 829,440 of 138,240,000 bytes"):
+    with pytest.raises(ValueError, match=r"train_X\.bin.*829,440 of 138,240,000 bytes"):
         load_images("stl10", tmp_path)
     labels = folder / "test_y.bin"
     labels.write_bytes(labels.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"test_y\.bin has 19 labels for the 20 images"):
+    with pytest.raises(ValueError, match=r"test_y\.bin.*19 labels.*20 images"):
         load_images("stl10", tmp_path, checksum=False)
     labels.write_bytes(bytes(20))
-    with pytest.raises(ValueError, match=r"test_y\.bin has labels from 0 to 0"):
+    with pytest.raises(ValueError, match=r"test_y\.bin.*0 to 0"):
         load_images("stl10", tmp_path, checksum=False)
     with open(folder / "unlabeled_X.bin", "ab") as file:
         file.write(b"x")
@@ -222,7 +222,7 @@ def test_stl10_damage_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"unlabeled_X\.bin is missing"):
         load_images("stl10", tmp_path, checksum=False)
     shutil.rmtree(folder)
-    with pytest.raises(FileNotFoundError, match="stl10_binary/ is not there"):
+    with pytest.raises(FileNotFoundError, match="stl10_binary"):
         load_images("stl10", tmp_path)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fmicl.data import LineReader, Sentences, SentenceStream, cache_root, text_changed, tokenise_file
+from fmicl.data import LineReader, Sentences, SentenceStream, cache_root, describe_text_change, tokenise_file
 from fmicl.data.text import tokens as tokens_module
 from fmicl.data.text.lines import file_digest
 
@@ -62,12 +62,12 @@ def test_lines_that_are_not_utf8_are_all_counted_and_the_first_named(chunk: int,
 
 
 def test_what_is_no_text_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no text file"):
+    with pytest.raises(FileNotFoundError, match=r"none.txt"):
         LineReader(tmp_path / "none.txt")
-    with pytest.raises(ValueError, match="is a folder"):
+    with pytest.raises(ValueError, match="folder"):
         LineReader(tmp_path)
     (tmp_path / "x.txt.xz").write_bytes(b"\xfd7zXZ\x00rest")
-    with pytest.raises(ValueError, match=r"is compressed \(xz\): unpack it first"):
+    with pytest.raises(ValueError, match=r"\(xz\)"):
         LineReader(tmp_path / "x.txt.xz")
 
 
@@ -132,7 +132,7 @@ def test_lines_without_a_token_are_blank_a_whole_chunk_of_them_too(file: Path, t
 
     found = read(file, tmp_path / "cache", tokenise)
     assert (len(found), found.blank) == (2, 4)
-    with pytest.raises(ValueError, match="holds no sentence"):
+    with pytest.raises(ValueError, match="no sentence"):
         read(file, tmp_path / "cache", lambda lines: [[] for _ in lines], state=b"nothing")
 
 
@@ -146,12 +146,16 @@ def test_another_text_tokenizer_or_length_is_another_entry(file: Path, tmp_path:
         assert found.lengths(np.arange(3)).tolist() == [4, 4, 4]
     file.write_text("one\nfour\nfive\n")
     assert texts(changed := read(file, cache)) == ["one", "four", "five"]
-    assert "3 sentences as before, but not the same" in text_changed(first.fingerprint, changed.fingerprint)
-    assert text_changed(first.fingerprint, first.fingerprint) == text_changed(None, first.fingerprint) == ""
-    assert "tokenizer" in text_changed(first.fingerprint, {**first.fingerprint, "tokenizer": "x"})
-    assert "STS-B dev" in text_changed({"stsb_dev": "x"}, {"stsb_dev": None})
+    assert "3 sentences as before, but not the same" in describe_text_change(first.fingerprint, changed.fingerprint)
+    assert (
+        describe_text_change(first.fingerprint, first.fingerprint)
+        == describe_text_change(None, first.fingerprint)
+        == ""
+    )
+    assert "tokenizer" in describe_text_change(first.fingerprint, {**first.fingerprint, "tokenizer": "x"})
+    assert "STS-B dev" in describe_text_change({"stsb_dev": "x"}, {"stsb_dev": None})
     file.write_text("one\n")
-    assert "3 sentences then, and there are 1 now" in text_changed(first.fingerprint, read(file, cache).fingerprint)
+    assert "had 3 sentences, and has 1 now" in describe_text_change(first.fingerprint, read(file, cache).fingerprint)
 
 
 @pytest.mark.parametrize("name", ["ids.bin", "offsets.bin", "manifest.json"])
@@ -195,16 +199,16 @@ def test_what_cannot_be_trained_on_leaves_no_entry(file: Path, tmp_path: Path, m
     with pytest.raises(ValueError, match="2 of 3 lines are not UTF-8"):
         read(file, cache)
     file.write_bytes(b" \n\n")
-    with pytest.raises(ValueError, match="holds no sentence: 2 lines"):
+    with pytest.raises(ValueError, match=r"no sentence.* 2 lines"):
         read(file, cache)
     file.write_bytes(b"good\n")
     with monkeypatch.context() as patch:
         patch.setattr(tokens_module, "file_digest", lambda _: "other")
-        with pytest.raises(ValueError, match="changed while it was read"):
+        with pytest.raises(ValueError, match="changed"):
             read(file, cache)
     assert not [path for path in (cache / "tokens").iterdir() if path.is_dir()]
     (tmp_path / "taken").write_text("a file")
-    with pytest.raises(OSError, match=r"name another folder by --cache-dir"):
+    with pytest.raises(OSError, match="--cache-dir"):
         read(file, tmp_path / "taken")
 
 
@@ -264,7 +268,7 @@ def test_each_epoch_is_an_order_of_its_own_and_each_process_has_its_part() -> No
 
 
 def test_a_pass_can_start_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmicl.data.text.sentences._BLOCK", 5)
+    monkeypatch.setattr("fmicl.data.text.sentence_stream._BLOCK", 5)
     stream = SentenceStream(sentences(), 6, length=32, seed=0, device="cpu")
     whole = list(stream)
     for start in (0, 1, 5, 13, len(stream) - 1):
@@ -274,12 +278,12 @@ def test_a_pass_can_start_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(torch.equal(a.first, b.first) for a, b in zip(whole[start:], rest, strict=True))
     stream.set_position(0, len(stream))
     assert stream.epoch == 1
-    with pytest.raises(ValueError, match="batches 0 to 32"):
+    with pytest.raises(ValueError, match="0 to 32"):
         stream.set_position(0, 34)
 
 
 def test_too_few_sentences_are_said() -> None:
-    with pytest.raises(ValueError, match="3 sentences don't fill one batch of 2 in each of 2 processes"):
+    with pytest.raises(ValueError, match=r"3 samples.* batch of 2 .* 2 processes"):
         SentenceStream(sentences(3), 2, length=32, seed=0, device="cpu", world_size=2)
 
 

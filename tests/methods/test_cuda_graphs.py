@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.training.building import build_method, build_recipe_encoder
 
-from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.data import ArraySamples, ViewStream
 from fmicl.methods import Method
-from fmicl.training.building import build_method, build_recipe_encoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 

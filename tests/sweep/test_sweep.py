@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmicl.config.text_recipes import TEXT_RECIPES
 
 from fmicl.cli import main as cli
 from fmicl.config.recipes import RECIPES
-from fmicl.config.text_recipes import TEXT_RECIPES
 from fmicl.sweep import scheduler as sweep
 from fmicl.sweep.folder import find_folder, last_error, locked, not_told_apart_by
 from fmicl.sweep.grid import cells

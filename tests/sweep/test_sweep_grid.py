@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from fmicl.config.fields import arguments, leaves
 
 from fmicl.cli import main as cli
-from fmicl.config.fields import arguments, leaves
 from fmicl.config.recipes import RECIPES, Recipe
 from fmicl.sweep.grid import cells, grid_of, parse_case, values_of
 from sweeps import DIGITS

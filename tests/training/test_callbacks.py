@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 import torch
+from fmicl.training.building import build_method
 
-from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.evaluation import geometry as analysis
 from fmicl.methods import Method
 from fmicl.models.vision import build_encoder
 from fmicl.runs import folder as runs
-from fmicl.training.building import build_method
-from fmicl.training.callbacks import FiniteLossCheck, NonFiniteError, MetricsLogger, _OnItsWay
+from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, NonFiniteError, _OnItsWay
 
 
 def some_method() -> Method:

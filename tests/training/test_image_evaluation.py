@@ -16,9 +16,9 @@ from fmicl.data import ArraySamples, FileSamples, ViewStream
 from fmicl.evaluation.features import evaluation_batch_size
 from fmicl.runs.report import write_report
 from fmicl.sweep.table import scores
+from fmicl.training.pipeline import train
 from fmicl.training.tasks import image_evaluation as results
 from fmicl.training.tasks.image_evaluation import evaluate_run
-from fmicl.training.pipeline import train
 from image_sets import make
 from small_settings import digits, small
 
@@ -136,7 +136,9 @@ def test_a_run_has_a_second_probe_where_it_is_asked_for(
     assert "linear_views" not in without
     assert without["linear"] == found["linear"]
     given: dict[str, Any] = {}
-    monkeypatch.setattr("fmicl.training.tasks.image_evaluation.evaluate_run", lambda _, **options: given.update(options))
+    monkeypatch.setattr(
+        "fmicl.training.tasks.image_evaluation.evaluate_run", lambda _, **options: given.update(options)
+    )
     assert cli.main(["evaluate", str(run.path), "--probe-views", "3"]) == 0
     assert given["probe_views"] == 3
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.training.building import build_method, build_recipe_encoder
 from torch import Tensor, nn
 
 from fmicl.cli import main as cli
@@ -17,7 +18,6 @@ from fmicl.config import RECIPES, recipe
 from fmicl.methods import METHODS, Method, MoCo, Optimisation, SimCLR
 from fmicl.training import memory
 from fmicl.training import pipeline as training
-from fmicl.training.building import build_method, build_recipe_encoder
 from fmicl.training.memory import BatchTooLargeError, Need, check_memory, explained, free_memory, need_of
 from fmicl.training.pipeline import train
 from fmicl.training.processes import Processes

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from fmicl import AlignUniformLoss, FMICLLoss, divergence
-from fmicl.config import RECIPES, recipe
 from fmicl.config import recipe
 from fmicl.training import objectives
 from small_settings import digits

@@ -15,18 +15,17 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.training.building import build_recipe_encoder
 
 from fmicl.cli import main as cli
-from fmicl.config import RECIPES, recipe
 from fmicl.data.images import reading
 from fmicl.methods import METHODS
 from fmicl.models.vision import SmallConv
 from fmicl.runs import folder as runs
 from fmicl.training import pipeline as training
-from fmicl.training.building import build_recipe_encoder
 from fmicl.training.checkpoints import Checkpointer
-from fmicl.training.tasks.image_evaluation import load_splits
 from fmicl.training.pipeline import train
+from fmicl.training.tasks.image_evaluation import load_splits
 from fmicl.utils.errors import Stopped
 from image_sets import make
 from small_settings import digits, small

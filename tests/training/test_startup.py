@@ -9,9 +9,9 @@ import threading
 from typing import Any
 
 import pytest
-
-from fmicl.config import RECIPES, recipe
 from fmicl.training.startup import wake_gpu
+
+from fmicl.config import recipe
 
 
 def recipe(**settings: Any) -> Recipe:
@@ -54,7 +54,6 @@ def test_a_lightning_that_needs_more_gets_torchmetrics() -> None:
 
 def test_what_is_imported_already_is_left_alone() -> None:
     import torchmetrics
-
     from fmicl.training.startup import import_lightning
 
     import_lightning()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from sts_files import write_sts
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")

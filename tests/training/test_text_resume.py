@@ -16,12 +16,12 @@ import torch
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
 from test_resume import _assert_equal, plug_pulled
-from sts_files import write_sts
 
 from fmicl.config import recipe
 from fmicl.runs import folder as runs
 from fmicl.training.tasks import text as text_training
 from fmicl.training.tasks.text import train_text
+from sts_files import write_sts
 from tiny_bert import SENTENCES, tiny_bert
 
 

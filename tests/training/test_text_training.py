@@ -23,12 +23,10 @@ pytest.importorskip("sentence_transformers", reason="sentence-transformers is no
 import pyarrow.parquet
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sts_files import write_sts
 
 import fmicl
 from fmicl.cli import main as cli
 from fmicl.config import RECIPES, recipe
-from fmicl.config import recipe
 from fmicl.evaluation.sts import load_stsb
 from fmicl.methods import Method
 from fmicl.models.text import build_sentence_encoder
@@ -38,6 +36,7 @@ from fmicl.training.tasks import text as text_training
 from fmicl.training.tasks.text import train_text
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer
 from small_text_settings import small
+from sts_files import write_sts
 from tiny_bert import SENTENCES, tiny_bert
 
 

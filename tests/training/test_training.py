@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.training.building import build_method, build_recipe_encoder
 from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -25,16 +26,15 @@ from fmicl.config import RECIPES, recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.methods.base import Compared
-from fmicl.models.norms import PastNorm
+from fmicl.models.norms import RunningStatisticsNorm
 from fmicl.models.vision import SmallConv
 from fmicl.runs import folder as runs
 from fmicl.runs.embedding import embed_folder
 from fmicl.runs.export import load_encoder
 from fmicl.training import pipeline as training
 from fmicl.training import processes
-from fmicl.training.building import build_method, build_recipe_encoder
-from fmicl.training.tasks.image_evaluation import evaluate_run
 from fmicl.training.pipeline import train
+from fmicl.training.tasks.image_evaluation import evaluate_run
 from image_sets import make
 from small_settings import SMALL, digits, small
 
@@ -243,7 +243,7 @@ def test_a_recipes_momentum_and_statistics_reach_its_method() -> None:
         recipe = digits(method="moco", **changes)
         method = build_method(recipe, build_recipe_encoder(recipe), 1)
         assert isinstance(method, MoCo)
-        past = any(isinstance(module, PastNorm) for module in method.target_encoder.modules())
+        past = any(isinstance(module, RunningStatisticsNorm) for module in method.target_encoder.modules())
         made.append((method.initial_momentum, method.final_momentum, method.symmetric, past))
     assert made == [(0.99, 0.99, False, False), (0.9, 0.95, True, True)]
 

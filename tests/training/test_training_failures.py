@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.data import FileSamples
 from fmicl.runs import folder as runs
 from fmicl.training import building, objectives
 from fmicl.training import pipeline as training
-from fmicl.training.callbacks import FiniteLossCheck, NonFiniteError, MetricsLogger
-from fmicl.training.tasks.image_evaluation import evaluate_run, load_splits
+from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, NonFiniteError
 from fmicl.training.pipeline import train
 from fmicl.training.progress import Progress
+from fmicl.training.tasks.image_evaluation import evaluate_run, load_splits
 from image_sets import make
 from small_settings import digits, small
 
@@ -57,7 +57,7 @@ def test_a_small_folder_is_trained_on_without_its_broken_files(
 def test_a_file_that_only_decoding_finds_broken_never_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fmicl.data.images.folders._DECODED", 0)  # as in a folder too large to decode beforehand
+    monkeypatch.setattr("fmicl.data.images.listing.DECODED_LIMIT", 0)  # as in a folder too large to decode beforehand
     folder = make("images", tmp_path, n=30)
     assert folder is not None
     splits = load_splits(small("images", folder, memory_gib=0.0))

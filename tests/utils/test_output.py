@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fmicl.utils.output import outliving_readers
+from fmicl.utils.output import ignore_closed_output
 
 SMALL = ["--epochs", "1", "--hidden", "16", "--baselines", "False", "--device", "cpu", "--monitor-every", "0"]
 
@@ -49,7 +49,7 @@ def test_a_closed_terminal_and_a_closed_pipe_are_no_error(terminal: bool, monkey
     os.close(reading)
     with open(writing, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        with outliving_readers():
+        with ignore_closed_output():
             assert sys.stdout.isatty() is False
             for _ in range(3):
                 print("a word", flush=True)
@@ -66,5 +66,5 @@ def test_other_errors_of_output_are_errors(monkeypatch: pytest.MonkeyPatch) -> N
         def flush(self) -> None: ...
 
     monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(OSError, match="No space"), outliving_readers():
+    with pytest.raises(OSError, match="No space"), ignore_closed_output():
         print("a word")

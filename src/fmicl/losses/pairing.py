@@ -174,7 +174,9 @@ class Pairs:
         else:
             ready = [normalise(value.to(widest)) for value in named]
         if distances is None and kernel != "reference":
-            *views, distances = kernels.pair_distances(ready[0], ready[1], kernels.can_fuse_positives(ready[0], ready[1], kernel))
+            *views, distances = kernels.pair_distances(
+                ready[0], ready[1], kernels.can_fuse_positives(ready[0], ready[1], kernel)
+            )
             ready = [*views, *ready[2:]]
         blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
         return cls(ready[0], ready[1], blocks, world, kernel, fast, distances)

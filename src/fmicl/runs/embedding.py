@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
+from fmicl.data import LineReader, Skipped, evaluation_batches, find_images, printable
 from fmicl.evaluation.features import evaluation_batch_size, extract_features
 from fmicl.runs.export import EncoderConfig, load_encoder
 from fmicl.runs.folder import exclude_runs, open_run
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_new, write_whole
+from fmicl.utils.files import check_new_file, write_atomically
 from fmicl.utils.validation import TokenPooling
 
 FORMATS = (".parquet", ".npz", ".csv")
@@ -73,7 +73,7 @@ def embed_folder(
         samples, skipped = find_images(folder, exclude=exclude_runs)
     _check_padding(output, [str(path.relative_to(folder)) for path in samples.paths])
     broken: list[Skipped] = []
-    batches = plain_batches(
+    batches = evaluation_batches(
         samples,
         size=config.size,
         mean=config.mean,
@@ -151,7 +151,7 @@ def _check_batch(size: int | None) -> None:
 def _check_output(output: Path) -> None:
     if output.suffix.lower() not in FORMATS:
         raise ValueError(f"{output} must end in one of {', '.join(FORMATS)}")
-    check_new(output, "take another -o")
+    check_new_file(output, "take another -o")
 
 
 def _check_padding(output: Path, names: list[str]) -> None:
@@ -181,7 +181,7 @@ def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str 
     writers: dict[str, Callable[[Path, str, list[str], np.ndarray], None]]
     writers = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}
     write = writers[output.suffix.lower()]
-    write_whole(output, lambda path: write(path, column, names, vectors.float().numpy()), overwrite=False)
+    write_atomically(output, lambda path: write(path, column, names, vectors.float().numpy()), overwrite=False)
 
 
 def _parquet(path: Path, column: str, names: list[str], vectors: np.ndarray) -> None:

@@ -14,7 +14,7 @@ from fmicl.config import Settings
 from fmicl.models.vision import build_encoder, projection_head
 from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, read_task
-from fmicl.utils.files import read_json, write_json, write_whole
+from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
 
@@ -59,8 +59,8 @@ class EncoderConfig:
 
 def export(run: Run, encoder: nn.Module, projection: nn.Module, config: EncoderConfig) -> None:
     """Write encoder and projection head as safetensors, with encoder.json beside them."""
-    write_whole(run.encoder, lambda path: save_file(contiguous_state_dict(encoder), path))
-    write_whole(run.projection, lambda path: save_file(contiguous_state_dict(projection), path))
+    write_atomically(run.encoder, lambda path: save_file(contiguous_state_dict(encoder), path))
+    write_atomically(run.projection, lambda path: save_file(contiguous_state_dict(projection), path))
     write_json(run.encoder_config, asdict(config))
 
 

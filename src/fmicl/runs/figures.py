@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
 
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -271,7 +271,7 @@ def _save(figure: Figure, out: Path | str) -> Path:
     out = Path(out)
     # Without metadata, so that the same data gives the same bytes.
     options: dict[str, Any] = {"format": "png", "facecolor": figure.get_facecolor(), "metadata": {"Software": None}}
-    write_whole(out, lambda path: figure.savefig(path, **options))
+    write_atomically(out, lambda path: figure.savefig(path, **options))
     return out
 
 

@@ -22,7 +22,7 @@ from markupsafe import Markup
 
 from fmicl.runs.figures import COLOURS, distance_figure, metric_curve, neighbour_figure, read_metrics
 from fmicl.runs.folder import Run
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 __all__ = ["write_report"]
 
@@ -80,7 +80,7 @@ def write_report(path: Path | str) -> Path:
         notes=notes,
         colours=COLOURS,
     )  # fmt: skip
-    write_whole(run.report, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    write_atomically(run.report, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return run.report
 
 

@@ -29,7 +29,7 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
             `fmicl train`.
         FileNotFoundError: data, or a sentence model's folder, that isn't there.
     """
-    from fmicl.data import dataset_info, named_folder
+    from fmicl.data import dataset_info, require_data_dir
     from fmicl.training.building import rotation_divergence
     from fmicl.training.objectives import build_objective
     from fmicl.training.processes import check_batch
@@ -40,16 +40,16 @@ def check_cells(cells: Sequence[Cell], *, here: bool = True) -> None:
         rotation_divergence(cell.recipe)
         check_batch(cell.recipe, cell.recipe.devices)
         if isinstance(cell.recipe, TextRecipe):
-            from fmicl.models.text import check_model, told_limit
+            from fmicl.models.text import check_model_path, declared_length_limit
             from fmicl.training.text import check_lengths
 
             _ = cell.recipe.text
             if here:
-                check_model(cell.recipe.model)
-            check_lengths(cell.recipe, told_limit(cell.recipe.model))
+                check_model_path(cell.recipe.model)
+            check_lengths(cell.recipe, declared_length_limit(cell.recipe.model))
         else:
             if dataset_info(cell.recipe.dataset).needs_folder:
-                named_folder(cell.recipe.dataset, cell.recipe.data_dir)
+                require_data_dir(cell.recipe.dataset, cell.recipe.data_dir)
             encoder = tuple(getattr(cell.recipe, name) for name in ENCODER)
             if encoder not in encoders:
                 _check_encoder(cell.recipe)

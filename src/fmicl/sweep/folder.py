@@ -71,12 +71,12 @@ def locked(folder: Path) -> Iterator[int | None]:
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if "settings.json" in there:
         raise ValueError(f"{folder} holds a run, and no sweep: take another --out")
-    if there and not {locks.LOCK, "sweep.json"} & there:
+    if there and not {locks.LOCK_NAME, "sweep.json"} & there:
         raise ValueError(f"{folder} exists and is no sweep (it has no sweep.json): take another --out")
     check_writable(folder, "take another --out")
     folder.mkdir(parents=True, exist_ok=True)
     taken = f"another sweep, or a run that outlived one, is at work in {folder}: wait for it, or end it first"
-    with locks.locked(folder, taken, inherited=True) as descriptor:
+    with locks.lock_folder(folder, taken, inheritable=True) as descriptor:
         yield descriptor
 
 

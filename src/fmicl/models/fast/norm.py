@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fmicl.models.fast import norm_device as device
-from fmicl.models.norms import PastNorm
+from fmicl.models.norms import RunningStatisticsNorm
 from fmicl.utils.triton import launch, multiprocessors
 
 __all__ = ["fused_batch_norm"]
@@ -39,7 +39,7 @@ def fused_batch_norm(
 
     Args:
         norm: BatchNorm1d or BatchNorm2d with weight, bias and running statistics, which are updated as usual; or a
-            PastNorm, which normalises by the statistics of earlier batches and has no gradients.
+            RunningStatisticsNorm, which normalises by the statistics of earlier batches and has no gradients.
         x: (N, C) or (N, C, H, W), on a CUDA device.
         residual: of the same shape, or None.
         relu: whether to apply the ReLU.
@@ -56,7 +56,7 @@ def fused_batch_norm(
     layout = torch.channels_last if x.ndim == 4 else torch.contiguous_format
     x = x.contiguous(memory_format=layout)
     residual = None if residual is None else residual.contiguous(memory_format=layout)
-    past = isinstance(norm, PastNorm)
+    past = isinstance(norm, RunningStatisticsNorm)
     with torch.set_grad_enabled(torch.is_grad_enabled() and not past):
         whole, strided = _FusedBatchNorm.apply(
             x, residual, norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked,

@@ -150,9 +150,9 @@ class MomentumMethod(Method):
     If the momentum encoder normalises by the statistics of the batch, keys and queries both reveal which batch they
     belong to. With negatives of other batches (MoCo's queue) a network can then learn to tell batches apart instead of
     samples. With ``statistics="past"`` keys are normalised by statistics of past batches
-    (:class:`fmicl.models.norms.RunningStatisticsNorm`), so that a key doesn't depend on the rest of its batch. Cai et
-    al., "Exponential Moving Average Normalization for Self-supervised and Semi-supervised Learning", 2021, take a moving
-    average of the trained encoder's statistics instead.
+    (:class:`fmicl.models.norms.RunningStatisticsNorm`), so that a key does not depend on the rest of its batch. Cai et
+    al., "Exponential Moving Average Normalization for Self-supervised and Semi-supervised Learning", 2021, take a
+    moving average of the trained encoder's statistics instead.
 
     Args:
         encoder: as in :class:`Method`, and so are the other arguments.

@@ -59,7 +59,7 @@ class ImageTask(Task):
             compile=context.compiled,
             report=self._report_broken,
         )
-        if settings.memory_gib and dataset_info(settings.dataset).folder:
+        if settings.memory_gib and dataset_info(settings.dataset).is_folder:
             self.memory_hint = "; with --memory-gib 0 the images stay on the disk"
 
     @classmethod

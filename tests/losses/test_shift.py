@@ -99,21 +99,21 @@ def test_second_derivatives_are_refused_where_they_would_be_wrong() -> None:
 
 
 def test_the_search_takes_few_passes_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
+    gradients: list[bool] = []
     whole = tiled.pair_symmetric
 
     def spy(x: Tensor, function: object, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        asked.append(gradient)
+        gradients.append(gradient)
         return whole(x, function, gradient)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tiled, "pair_symmetric", spy)
     for d, most in ((8, 11), (128, 11), (256, 8)):  # fewest for embeddings as far apart as after training
         x, y = (v.requires_grad_() for v in batch(64, d, dtype=torch.float32))
         for name in CERTIFIED:
-            asked.clear()
+            gradients.clear()
             fmicl.FMICLLoss(name, shift="optimal")(x, y)
-            assert asked.count(True) == 1
-            assert len(asked) <= (1 if name == "kl" else most)
+            assert gradients.count(True) == 1
+            assert len(gradients) <= (1 if name == "kl" else most)
 
 
 @pytest.mark.parametrize("spread", [0.06, 0.4])

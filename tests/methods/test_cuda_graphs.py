@@ -1,4 +1,4 @@
-"""Training with recorded graphs and the faster kernels against training as it is written; on a GPU."""
+"""Training with CUDA graphs and fused kernels against plain training, on a GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from fmicl.training.building import build_method, build_recipe_encoder
 
-from fmicl.config import recipe
+from fmicl.config.recipes import RECIPES
 from fmicl.data import ArraySamples, ViewStream
 from fmicl.methods import Method
+from fmicl.models.fast import capture_graph
+from fmicl.training.building import build_method, build_recipe_encoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
@@ -19,8 +20,8 @@ STEPS = 4
 
 
 def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tuple[list[float], Method]:
-    """Losses of some steps, and what they led to."""
-    recipe = dataclasses.replace(recipe("cifar10"), batch_size=64, queue=256, learning_rate=0.02, **changes)
+    """Losses of some steps, and the trained method."""
+    recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64, queue=256, learning_rate=0.02, **changes)
     device = torch.device("cuda")
     torch.manual_seed(0)
     images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8)
@@ -72,7 +73,7 @@ every_kind = pytest.mark.parametrize(
 
 
 @every_kind
-def test_recorded_steps_are_the_steps(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_captured_steps_equal_plain_ones(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     plain, before = trained(changes, faster=False)
     seen, after = trained(changes, faster=True)
@@ -85,16 +86,14 @@ def test_recorded_steps_are_the_steps(changes: dict[str, Any], monkeypatch: pyte
 
 
 @every_kind
-def test_steps_in_half_precision_are_recorded_too(changes: dict[str, Any]) -> None:
-    """As runs are trained: the loss is another kernel's then."""
+def test_captured_steps_in_half_precision(changes: dict[str, Any]) -> None:
+    """The default in training, with another kernel of the loss."""
     plain, _ = trained(changes, faster=False, half=True)
     seen, _ = trained(changes, faster=True, half=True)
     assert seen == pytest.approx(plain, rel=2e-2, abs=2e-2)
 
 
-def test_dropout_is_new_in_every_recorded_step() -> None:
-    from fmicl.models.fast import capture_graph
-
+def test_dropout_differs_in_every_captured_step() -> None:
     network = torch.nn.Dropout(0.5).cuda().train()
     x = torch.ones(64, 64, device="cuda")
     run = capture_graph(lambda x: (network(x), network(x)), [network], x)
@@ -107,20 +106,18 @@ def test_dropout_is_new_in_every_recorded_step() -> None:
     assert torch.equal(run(x)[0], one)
 
 
-def test_frozen_layers_stay_frozen_in_a_recorded_step() -> None:
-    from fmicl.models.fast import capture_graph
-
+def test_frozen_layers_stay_frozen_in_a_captured_step() -> None:
     network = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)).cuda().train()
     network[1].eval()
     x = torch.randn(8, 4, device="cuda")
     before = network(x).detach()
-    recorded = capture_graph(lambda images: (network(images),), [network], x)
-    torch.testing.assert_close(recorded(x)[0], before)
+    captured = capture_graph(lambda images: (network(images),), [network], x)
+    torch.testing.assert_close(captured(x)[0], before)
     assert [module.training for module in network] == [True, False]
     assert int(network[1].num_batches_tracked) == 0  # type: ignore[arg-type]
 
 
-def test_an_objectives_own_parameters_learn_in_a_recorded_step() -> None:
+def test_parameters_of_the_objective_get_gradients_in_a_captured_step() -> None:
     class Scaled(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -131,7 +128,7 @@ def test_an_objectives_own_parameters_learn_in_a_recorded_step() -> None:
 
     scales = []
     for faster in (False, True):
-        recipe = dataclasses.replace(recipe("cifar10"), batch_size=64)
+        recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64)
         device = torch.device("cuda")
         torch.manual_seed(0)
         method = build_method(recipe, build_recipe_encoder(recipe), STEPS)

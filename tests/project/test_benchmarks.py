@@ -276,6 +276,17 @@ def test_the_summary_says_what_holds_the_rate_down() -> None:
     )
     assert tables._sustained({"sustained": rates}).endswith("nothing else")
     assert tables._sustained({}) == ""
+    for commit, shown in (("abc", "at abc 800"), (None, "at unknown commit 800")):  # the record of a single run
+        own = {"machine": {"commit": commit}, "rate": 8e14, "sustained": {"sustained_rate": 7.1e14}}
+        assert shown in tables._sustained(own)
+
+
+def test_commit_is_null_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, tables = module("loss"), module("tables")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine = loss.describe_machine({"device": "cpu", "quick": True}, None)
+    assert machine["commit"] is None
+    assert "at commit unknown" in tables.summary({"machine": machine, "rate": None})
 
 
 def test_the_sustained_rate_is_of_the_run_with_the_longest_work() -> None:

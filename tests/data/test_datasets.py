@@ -1,9 +1,13 @@
-"""Data sets made in their real on-disk forms, whole and damaged in every way that happens."""
+"""CIFAR-10, STL-10 and digits in their real file formats, complete and damaged; the registry of datasets."""
 
+from __future__ import annotations
+
+import dataclasses
 import hashlib
 import pickle
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,11 +16,11 @@ import pytest
 import torch
 from torchvision.datasets import CIFAR10, STL10
 
-from fmicl.data import (
-    load_images,
-    stratified_split,
-)
+import fmicl
+from fmicl.data import DATASETS, ArraySamples, LoadRequest, Splits, list_datasets, load_images
+from fmicl.training.pipeline import train
 from image_sets import arrays, labels_of
+from small_recipes import small
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
@@ -69,7 +73,7 @@ def test_cifar10_checksums_are_checked(tmp_path: Path, monkeypatch: pytest.Monke
         load_images("cifar10", tmp_path)
 
 
-def test_cifar10_damage_is_named(tmp_path: Path) -> None:
+def test_cifar10_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     make_cifar10(tmp_path)
     third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = third.read_bytes()
@@ -87,7 +91,7 @@ def test_cifar10_damage_is_named(tmp_path: Path) -> None:
         load_images("cifar10", tmp_path, checksum=False)
 
 
-def test_cifar10_absent(tmp_path: Path) -> None:
+def test_cifar10_missing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-bin.*--download"):
         load_images("cifar10", tmp_path)
     (tmp_path / "cifar-10-binary.tar.gz").touch()
@@ -122,7 +126,7 @@ def test_cifar10_python(cifar10_python: Path) -> None:
     assert labels_of(train)[:20] == entry["labels"]
 
 
-def test_cifar10_python_opens_no_pickle_that_is_not_official(cifar10_python: Path) -> None:
+def test_cifar10_python_opens_official_pickles_only(cifar10_python: Path) -> None:
     with pytest.raises(ValueError, match="pickles"):
         load_images("cifar10", cifar10_python.parent, checksum=False)
     with open(cifar10_python / "data_batch_2", "ab") as file:
@@ -134,7 +138,7 @@ def test_cifar10_python_opens_no_pickle_that_is_not_official(cifar10_python: Pat
         load_images("cifar10", cifar10_python.parent)
 
 
-def test_cifar10_is_downloaded_when_asked_to(cifar10_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_download(cifar10_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a network: torchvision's own download is replaced."""
     target = cifar10_python.parent / "new"
 
@@ -153,7 +157,7 @@ def test_cifar10_is_downloaded_when_asked_to(cifar10_python: Path, monkeypatch: 
         load_images("cifar10", target / "other", download=True)
 
 
-def test_of_several_that_download_one_does(cifar10_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_downloads_wait_for_each_other(cifar10_python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fcntl")
     target = cifar10_python.parent / "new"
     at_work: list[int] = []
@@ -203,7 +207,7 @@ def test_stl10_is_torchvisions(tmp_path: Path, below: str, monkeypatch: pytest.M
             assert labels_of(samples) == theirs.labels.tolist()
 
 
-def test_stl10_damage_is_named(tmp_path: Path) -> None:
+def test_stl10_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     folder = make_stl10(tmp_path)
     with pytest.raises(ValueError, match=r"train_X\.bin.*829,440 of 138,240,000 bytes"):
         load_images("stl10", tmp_path)
@@ -254,23 +258,48 @@ def test_digits() -> None:
     assert float((shares - 0.25).abs().max()) < 0.01
 
 
-def test_validation_is_a_part_of_train_and_depends_on_the_seed() -> None:
-    _, whole, _ = arrays(load_images("digits"))
-    pretrain, train, held = arrays(load_images("digits", validation=0.2, seed=1))
-    assert pretrain is train
-    both = torch.cat([train.images, held.images])
-    assert sorted(x.numpy().tobytes() for x in both) == sorted(x.numpy().tobytes() for x in whole.images)
-    again = arrays(load_images("digits", validation=0.2, seed=1))[2]
-    assert torch.equal(held.images, again.images)
-    assert not torch.equal(held.images, arrays(load_images("digits", validation=0.2, seed=2))[2].images)
+# --- registry -------------------------------------------------------------------------------------------------
 
 
-def test_stratified_split_keeps_the_shares_of_the_classes() -> None:
-    labels = torch.cat([torch.full((n,), c) for c, n in enumerate([100, 50, 3, 2, 1])])
-    kept, held = stratified_split(labels, 0.1, seed=3)
-    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(len(labels)))
-    assert labels[held].bincount(minlength=5).tolist() == [10, 5, 1, 1, 0]
-    with pytest.raises(ValueError, match="none can be held out"):
-        stratified_split(torch.arange(4), 0.5, seed=0)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        stratified_split(labels, 1.0, seed=0)
+@pytest.fixture
+def squares() -> Iterator[list[LoadRequest]]:
+    """A dataset that somebody else has registered, and the requests that its loader got."""
+    requests: list[LoadRequest] = []
+
+    @fmicl.register_dataset("squares", summary="Squares of two brightnesses.", needs_folder=False)
+    def load_squares(request: LoadRequest) -> Splits:
+        requests.append(request)
+        labels = torch.arange(40) % 2
+        images = (100 * labels + 50).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+        samples = ArraySamples(images, labels)
+        return Splits(samples, samples, samples, ("dark", "light"))
+
+    yield requests
+    DATASETS.unregister("squares")
+
+
+@pytest.mark.usefixtures("only_training")
+def test_a_registered_dataset_is_loaded_and_trained_on_by_name(squares: list[LoadRequest], tmp_path: Path) -> None:
+    assert "squares" in list_datasets()
+    splits = load_images("squares", size=8, validation=0.25)
+    assert (splits.split, len(splits.pretrain), squares[0].size) == ("validation", 30, 8)
+    recipe = dataclasses.replace(small("digits", None, epochs=1, batch_size=8), dataset="squares")
+    run = train(recipe, out=tmp_path / "run")
+    assert run is not None
+    assert run.checkpoint.exists()
+
+
+def test_a_name_is_registered_once(squares: list[LoadRequest]) -> None:
+    with pytest.raises(ValueError, match="squares"):
+        fmicl.register_dataset("squares", summary="Others.")(lambda _: Splits(None, None, None))  # type: ignore[arg-type]
+    assert squares == []
+
+
+def test_unknown_names_and_options_that_do_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"cifar100.*cifar10"):
+        load_images("cifar100", tmp_path)
+    with pytest.raises(ValueError, match=r"imagenet.*cifar10, stl10"):
+        load_images("imagenet", tmp_path, download=True)
+    with pytest.raises(ValueError, match=r"validation.*1.5"):
+        load_images("digits", validation=1.5)
+    assert list_datasets() == ["cifar10", "digits", "imagenet", "images", "stl10", "tinyimagenet"]

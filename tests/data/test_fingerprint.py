@@ -1,4 +1,4 @@
-"""Whether data is what it was: told of what is trained on and of what is evaluated on, and of nothing else."""
+"""Fingerprints of image data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fmicl.data import ArraySamples, Splits, describe_change, fingerprint, load_
 from image_sets import make_classes, write_image
 
 
-def test_the_fingerprint_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> None:
+def test_the_fingerprint_of_files_changes_with_the_data_only(tmp_path: Path) -> None:
     make_classes(tmp_path / "here", {"a": 20, "b": 20})
 
     def load(folder: str, memory_limit: int = 0) -> Splits:
@@ -48,7 +48,7 @@ def test_the_fingerprint_changes_with_the_data_and_with_nothing_else(tmp_path: P
     assert describe_change(before, none) == f"the evaluation set had {n} images, and has 0 now"
 
 
-def test_the_fingerprint_of_arrays_sees_pixels_and_labels() -> None:
+def test_the_fingerprint_of_arrays_depends_on_pixels_and_labels() -> None:
     images, labels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
     other = images.clone()
     other[3, 0, 1, 1] = 1

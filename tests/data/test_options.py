@@ -36,6 +36,8 @@ def test_roles() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
+        (SecondViewOptions, "second_blur", 1.5),
+        (SecondViewOptions, "second_solarise", -0.5),
         (ImageDataOptions, "memory_gib", -1.0),
         (ImageDataOptions, "workers", -1),
         (ImageDataOptions, "validation", 1.0),

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and may be read by whom the user lets."""
+"""Atomic file writes, checks of writability, file locks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fmicl.utils.files import check_writable, write_atomically
 from fmicl.utils.locks import wait_for_lock
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "last.ckpt"
     runs.save_checkpoint(target, {"batches": 1})
 
@@ -32,7 +32,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
 @pytest.mark.parametrize("umask", [0o022, 0o027])
-def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, tmp_path: Path) -> None:
+def test_the_mode_follows_the_umask(umask: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
         write_atomically(tmp_path / "x.safetensors", lambda path: save_file({"x": torch.zeros(2)}, path))
@@ -41,10 +41,8 @@ def test_a_file_may_be_read_by_whom_the_umask_lets(umask: int, tmp_path: Path) -
     assert (tmp_path / "x.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
-def test_without_links_a_new_file_is_written_and_an_old_one_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a memory card, say, whose file system has none: the work of an hour is not lost for that."""
+def test_without_hard_links_existing_files_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on FAT file systems."""
 
     def refuse(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
@@ -59,7 +57,7 @@ def test_without_links_a_new_file_is_written_and_an_old_one_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
-def test_a_file_is_no_folder_to_write_into(tmp_path: Path) -> None:
+def test_a_file_is_not_a_writable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "new" / "run"):
         with pytest.raises(NotADirectoryError, match=r"/file is a file.*take another --out"):
@@ -69,7 +67,7 @@ def test_a_file_is_no_folder_to_write_into(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_one_works_while_the_others_wait(tmp_path: Path) -> None:
+def test_wait_for_lock_excludes_others(tmp_path: Path) -> None:
     pytest.importorskip("fcntl")
     at_work, most = 0, 0
 

@@ -369,12 +369,12 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
             tokenizer.save(plain)
             model = pooled_transformer(plain, "mean" if encoder.mean else "cls")
             model.max_seq_length = length
-            model.save_pretrained(str(temporary / "whole"), create_model_card=False)
-        mode = stat.S_IMODE((temporary / "whole" / "modules.json").stat().st_mode)
-        for weights in (temporary / "whole").rglob("*.safetensors"):
+            model.save_pretrained(str(temporary / "complete"), create_model_card=False)
+        mode = stat.S_IMODE((temporary / "complete" / "modules.json").stat().st_mode)
+        for weights in (temporary / "complete").rglob("*.safetensors"):
             weights.chmod(mode)  # safetensors creates them for their owner alone
         shutil.rmtree(folder, ignore_errors=True)
-        (temporary / "whole").rename(folder)
+        (temporary / "complete").rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -126,14 +126,14 @@ def stored_side(size: int) -> int:
     return round(size * 256 / 224)
 
 
-def resize_centre(image: Image.Image, side: int, size: int, *, whole: bool = False) -> Image.Image:
+def resize_centre(image: Image.Image, side: int, size: int, *, keep_margin: bool = False) -> Image.Image:
     """Resize the shorter side to ``side`` and crop the centre square of ``size``, rounding as torchvision does.
 
     Args:
         image: any image.
         side: new length of the shorter side.
         size: side of the square, at most ``side``.
-        whole: return the square of ``side``, from which the one of ``size`` can be cropped later.
+        keep_margin: return the square of ``side``, from which the one of ``size`` can be cropped later.
 
     Example:
         >>> resize_centre(Image.new("RGB", (300, 200)), 64, 56).size
@@ -142,7 +142,7 @@ def resize_centre(image: Image.Image, side: int, size: int, *, whole: bool = Fal
     short = min(image.size)
     width, height = (side * x // short for x in image.size)
     left, top = round((width - size) / 2), round((height - size) / 2)
-    if whole:
+    if keep_margin:
         left, top, size = left - round((side - size) / 2), top - round((side - size) / 2), side
     # Resizing only the part that the square covers gives the same, with less work.
     x, y = image.width / width, image.height / height

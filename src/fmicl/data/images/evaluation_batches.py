@@ -61,19 +61,19 @@ def evaluation_batches(
         >>> [len(images) for images, _ in batches]
         [4, 1]
     """
-    for part, images, whole in _centre_crops(
+    for part, images, decoded in _centre_crops(
         samples, range(len(samples)), size, batch_size, torch.device(device), workers
     ):
         labels = None if samples.labels is None else samples.labels[part[0] : part[-1] + 1].to(device)
-        if not bool(whole.all()):
+        if not bool(decoded.all()):
             assert isinstance(samples, FileSamples)
-            broken = [samples.paths[part[i]] for i in (~whole).nonzero()[:, 0].tolist()]
+            broken = [samples.paths[part[i]] for i in (~decoded).nonzero()[:, 0].tolist()]
             if skipped is None:
                 reason = why_undecodable(broken[0]).reason
                 raise OSError(f"{broken[0]} can't be decoded ({reason}). Repair or remove it.")
             skipped.extend(why_undecodable(path) for path in broken)
-            images = images[whole.to(images.device)]
-            labels = None if labels is None else labels[whole.to(labels.device)]
+            images = images[decoded.to(images.device)]
+            labels = None if labels is None else labels[decoded.to(labels.device)]
         if len(images):
             yield normalise(to_grey(images.float()) if len(mean) == 1 else images, mean, std), labels
 
@@ -102,8 +102,8 @@ def _centre_crops(
     if isinstance(samples, FileSamples):
         chunks = [list(index[start : start + batch_size]) for start in starts]
         loader = load_batches(_CroppedFiles(samples, size), chunks, workers, device)
-        for chunk, (images, whole) in zip(chunks, loader, strict=True):
-            yield chunk, images.to(device, non_blocking=True), whole
+        for chunk, (images, decoded) in zip(chunks, loader, strict=True):
+            yield chunk, images.to(device, non_blocking=True), decoded
         return
     for start in starts:
         part = index[start : start + batch_size]

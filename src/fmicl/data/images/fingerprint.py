@@ -31,9 +31,9 @@ def fingerprint(splits: Splits) -> dict[str, Any]:
         (1347, 450)
     """
     found = _digest(splits.pretrain, splits.root, splits.names)
-    return (
-        found if splits.test is None else {**found, "evaluated": _digest(splits.test, splits.root, splits.test_names)}
-    )
+    if splits.test is not None:
+        found["evaluated"] = _digest(splits.test, splits.root, splits.test_names)
+    return found
 
 
 def _digest(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict[str, Any]:

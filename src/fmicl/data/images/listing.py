@@ -118,12 +118,12 @@ def _load(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[Sa
     elif len(shapes) <= DECODED_LIMIT:
         failed = [x for x in map_in_threads(_damage, list(shapes)) if x is not None]
     bad = {x.path for x in failed}
-    whole = {path: shape for path, shape in shapes.items() if path not in bad}
-    if _plan(whole, request) != plan:  # the damaged images influenced it
+    readable = {path: shape for path, shape in shapes.items() if path not in bad}
+    if _plan(readable, request) != plan:  # the damaged images influenced it
         images = None  # free the memory before the others are read again
-        samples, more = _load(whole, request)
+        samples, more = _load(readable, request)
         return samples, failed + more
-    return FileSamples(tuple(whole)) if images is None else ArraySamples(images), failed
+    return FileSamples(tuple(readable)) if images is None else ArraySamples(images), failed
 
 
 def _plan(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[int, int, bool]:
@@ -150,7 +150,7 @@ def _decode_all(paths: Sequence[Path], height: int, width: int, size: int) -> tu
             return image
         if image.size != (width, height):
             if height == width == stored_side(size):
-                image = resize_centre(image, height, size, whole=True)
+                image = resize_centre(image, height, size, keep_margin=True)
             else:  # the header was wrong about the shape
                 image = ImageOps.fit(image, (width, height))
         return to_tensor(image)

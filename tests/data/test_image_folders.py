@@ -1,30 +1,24 @@
-"""Folders of image files: whole, damaged in every way that happens, and as they change."""
+"""Datasets of image files: TinyImageNet, ImageNet, any folder; complete, damaged, and changing."""
 
-import math
+from __future__ import annotations
+
 import shutil
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torchvision.transforms.v2 import functional as tv
 
 from fmicl.data import (
     ArraySamples,
     FileSamples,
     Splits,
     display_images,
-    find_images,
     fingerprint,
-    list_datasets,
     load_images,
-    split_by_name,
 )
-from fmicl.data.images.decoding import check_image, decode, resize_centre, to_tensor
-from image_sets import arrays, labels_of, make_classes, write_image
+from fmicl.data.images.decoding import check_image, decode, to_tensor
+from image_sets import arrays, damage_header, damage_inside, labels_of, make_classes, truncate, write_image
 
 
 def make_tinyimagenet(root: Path) -> Path:
@@ -57,7 +51,7 @@ def test_tinyimagenet(tmp_path: Path, below: str) -> None:
     assert torch.equal(train.images[0], first)  # 64 x 64 already: pixel for pixel
 
 
-def test_tinyimagenet_damage_is_named(tmp_path: Path) -> None:
+def test_tinyimagenet_damage_is_refused_by_name(tmp_path: Path) -> None:
     root = make_tinyimagenet(tmp_path)
     annotations = root / "val" / "val_annotations.txt"
     whole = annotations.read_text()
@@ -124,7 +118,7 @@ def test_images_without_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("memory_limit", [2**30, 0])
-def test_images_with_classes_and_loose_ones(tmp_path: Path, memory_limit: int) -> None:
+def test_images_with_classes_and_unlabelled_ones(tmp_path: Path, memory_limit: int) -> None:
     make_classes(tmp_path, {"cats": 20, "dogs": 11})
     write_image(tmp_path / "dogs" / "old" / "x.png", 50)
     for i in range(3):
@@ -157,47 +151,6 @@ def test_images_with_classes_and_loose_ones(tmp_path: Path, memory_limit: int) -
     assert other.names != validated.names
 
 
-@pytest.mark.parametrize("validation", [0.0, 0.3])
-def test_a_file_stays_on_its_side_when_others_come_or_go(tmp_path: Path, validation: float) -> None:
-    make_classes(tmp_path, {"a": 60, "b": 60})
-
-    def trained() -> set[str]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return set(load_images("images", tmp_path, size=32, memory_limit=0, validation=validation).names)
-
-    before = trained()
-    everything = {p.relative_to(tmp_path).as_posix() for p in tmp_path.glob("*/*.png")}
-    replace_with_text(tmp_path / "a" / "007.png")
-    replace_with_text(tmp_path / "b" / "031.png")
-    lost = {"a/007.png", "b/031.png"}
-    assert trained() == before - lost
-    for name in lost:
-        (tmp_path / name).unlink()
-    assert trained() == before - lost
-    for i in range(60, 70):
-        write_image(tmp_path / "a" / f"{i:03d}.png", i)
-    assert trained() & everything == before - lost
-
-
-def test_split_by_name_holds_out_the_share_and_one_at_least() -> None:
-    names = [f"{i % 2}/{i}.png" for i in range(4000)]
-    labels = [i % 2 for i in range(4000)]
-    kept, held = split_by_name(names, labels, 0.1, "x")
-    assert sorted(kept + held) == list(range(4000))
-    assert abs(len(held) - 400) < 4 * math.sqrt(4000 * 0.1 * 0.9)
-    for n in range(2, 12):
-        few, one = split_by_name([f"{i}" for i in range(n)], [0] * n, 0.001, "x")
-        assert (len(few), len(one)) == (n - 1, 1)
-        one, few = split_by_name([f"{i}" for i in range(n)], [0] * n, 0.999, "x")
-        assert (len(one), len(few)) == (1, n - 1)
-    assert split_by_name(["a", "b", "c"], [0, 1, 1], 0.5, "x")[0][0] == 0
-    with pytest.raises(ValueError, match="none can be held out"):
-        split_by_name(["a", "b"], [0, 1], 0.5, "x")
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        split_by_name(["a", "b"], [0, 0], 0.0, "x")
-
-
 def test_images_with_given_splits(tmp_path: Path) -> None:
     make_classes(tmp_path / "train", {"a": 3, "b": 2})
     make_classes(tmp_path / "test", {"a": 1, "b": 1})
@@ -215,26 +168,19 @@ def test_images_of_one_small_shape_are_kept_pixel_for_pixel(tmp_path: Path) -> N
     assert torch.equal(splits.pretrain.images[1], to_tensor(decode(tmp_path / "1.png")))
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def replace_with_text(path: Path) -> None:
-    path.write_text("<html>404</html>")
-
-
-def damage_inside(path: Path) -> None:
-    """The end is there, the middle is not."""
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 3] + data[-12:])
-
-
 @pytest.mark.parametrize("memory_limit", [2**30, 0])
 @pytest.mark.parametrize(
     ("suffix", "damage"),
-    [(".png", cut), (".jpg", cut), (".webp", cut), (".jpg", replace_with_text), (".bmp", cut), (".gif", cut)],
+    [
+        (".png", truncate),
+        (".jpg", truncate),
+        (".webp", truncate),
+        (".jpg", damage_header),
+        (".bmp", truncate),
+        (".gif", truncate),
+    ],
 )
-def test_a_damaged_image_is_as_if_it_were_not_there(
+def test_a_damaged_image_is_skipped_as_if_missing(
     tmp_path: Path, suffix: str, damage: Callable[[Path], None], memory_limit: int
 ) -> None:
     for i in range(4):
@@ -256,10 +202,10 @@ def test_a_damaged_image_is_as_if_it_were_not_there(
 
 
 @pytest.mark.parametrize("memory_limit", [2**30, 0])
-def test_damaged_images_take_their_labels_with_them(tmp_path: Path, memory_limit: int) -> None:
+def test_labels_of_damaged_images_are_removed(tmp_path: Path, memory_limit: int) -> None:
     make_classes(tmp_path, {"a": 60, "b": 60})
-    cut(tmp_path / "a" / "007.png")
-    replace_with_text(tmp_path / "b" / "000.png")
+    truncate(tmp_path / "a" / "007.png")
+    damage_header(tmp_path / "b" / "000.png")
     with pytest.warns(UserWarning, match=r"2 of the 120 images"):
         splits = load_images("images", tmp_path, size=32, memory_limit=memory_limit)
     assert [x.path.relative_to(tmp_path).as_posix() for x in splits.skipped] == ["a/007.png", "b/000.png"]
@@ -271,7 +217,7 @@ def test_damaged_images_take_their_labels_with_them(tmp_path: Path, memory_limit
 
 
 @pytest.mark.parametrize("memory_limit", [2**30, 0])
-def test_damage_that_only_decoding_finds_is_found_before_training(tmp_path: Path, memory_limit: int) -> None:
+def test_damage_inside_a_file_is_found_before_training(tmp_path: Path, memory_limit: int) -> None:
     make_classes(tmp_path, {"a": 60, "b": 60})
     damage_inside(tmp_path / "b" / "001.png")
     assert check_image(tmp_path / "b" / "001.png") == (30, 40)  # header and end are fine
@@ -282,8 +228,8 @@ def test_damage_that_only_decoding_finds_is_found_before_training(tmp_path: Path
 
 
 @pytest.mark.parametrize("memory_limit", [2**30, 3 * 3 * 20 * 30])
-def test_a_broken_image_has_no_say_in_how_the_others_are_kept(tmp_path: Path, memory_limit: int) -> None:
-    """With it they would not be of one shape, and, at the lower limit, would stay files."""
+def test_a_damaged_image_does_not_influence_how_others_are_stored(tmp_path: Path, memory_limit: int) -> None:
+    """With it they would differ in shape, and at the lower limit stay files."""
     for i in range(3):
         write_image(tmp_path / f"{i}.png", i, (20, 30))
     write_image(tmp_path / "x.png", 9, (90, 80))
@@ -294,16 +240,14 @@ def test_a_broken_image_has_no_say_in_how_the_others_are_kept(tmp_path: Path, me
     assert torch.equal(kept.images[1], to_tensor(decode(tmp_path / "1.png")))
 
 
-def test_folders_too_large_to_decode_twice_are_looked_at_from_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_folders_are_checked_by_header_and_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_classes(tmp_path, {"a": 60, "b": 60})
     damage_inside(tmp_path / "b" / "001.png")
     monkeypatch.setattr("fmicl.data.images.listing.DECODED_LIMIT", 119)
     assert load_images("images", tmp_path, size=32, memory_limit=0).skipped == ()
 
 
-def test_photos_in_a_format_that_cannot_be_read_are_not_passed_over(tmp_path: Path) -> None:
+def test_unsupported_formats_are_reported(tmp_path: Path) -> None:
     write_image(tmp_path / "a.jpg")
     (tmp_path / "b.HEIC").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
     with pytest.warns(UserWarning, match=r"1 of the 2 images.*b\.HEIC"):
@@ -311,7 +255,7 @@ def test_photos_in_a_format_that_cannot_be_read_are_not_passed_over(tmp_path: Pa
 
 
 @pytest.mark.parametrize("memory_limit", [2**30, 0])
-@pytest.mark.parametrize("damage", [replace_with_text, damage_inside])
+@pytest.mark.parametrize("damage", [damage_header, damage_inside])
 def test_images_that_are_all_damaged_are_an_error(
     tmp_path: Path, damage: Callable[[Path], None], memory_limit: int
 ) -> None:
@@ -324,24 +268,14 @@ def test_images_that_are_all_damaged_are_an_error(
 
 @pytest.mark.parametrize("lost", ["test/*/*", "train/*/*", "train/b/*", "train/a/00[12].png"])
 @pytest.mark.filterwarnings("ignore:.*and are skipped")
-def test_classes_that_damage_leaves_too_little_of_are_an_error_before_training(tmp_path: Path, lost: str) -> None:
+def test_too_few_readable_images_to_evaluate_are_an_error(tmp_path: Path, lost: str) -> None:
     make_classes(tmp_path / "train", {"a": 3, "b": 1})
     make_classes(tmp_path / "test", {"a": 1, "b": 1})
     load_images("images", tmp_path, size=32)
     for path in tmp_path.glob(lost):
-        replace_with_text(path)
+        damage_header(path)
     with pytest.raises(ValueError, match=r"too few readable images.*00\d\.png"):
         load_images("images", tmp_path, size=32)
-
-
-def test_find_images(tmp_path: Path) -> None:
-    make_classes(tmp_path, {"a": 2, "b": 2})
-    replace_with_text(tmp_path / "a" / "000.png")
-    (tmp_path / "b" / "loop").symlink_to(tmp_path)
-    with pytest.warns(UserWarning, match="1 of the 4"):
-        samples, skipped = find_images(tmp_path)
-    assert [p.relative_to(tmp_path).as_posix() for p in samples.paths] == ["a/001.png", "b/000.png", "b/001.png"]
-    assert "not an image" in skipped[0].reason
 
 
 def test_empty_and_missing_folders(tmp_path: Path) -> None:
@@ -352,50 +286,3 @@ def test_empty_and_missing_folders(tmp_path: Path) -> None:
             load_images(name, tmp_path / "nowhere", size=32)
         with pytest.raises(ValueError, match="--data-dir"):
             load_images(name, None, size=32)
-
-
-def test_unknown_names_and_options_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"cifar100.*cifar10"):
-        load_images("cifar100", tmp_path)
-    with pytest.raises(ValueError, match=r"imagenet.*cifar10, stl10"):
-        load_images("imagenet", tmp_path, download=True)
-    with pytest.raises(ValueError, match=r"validation.*1.5"):
-        load_images("digits", validation=1.5)
-    assert list_datasets() == ["cifar10", "digits", "imagenet", "images", "stl10", "tinyimagenet"]
-
-
-# --- decoding -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "CMYK", "1", "I;16", "I"])
-def test_every_kind_of_image_becomes_rgb(tmp_path: Path, mode: str) -> None:
-    path = tmp_path / ("x.tif" if mode in ("CMYK", "I;16", "I") else "x.png")
-    if mode.startswith("I"):
-        values = np.linspace(0, 65535, 64).reshape(8, 8)
-        Image.fromarray(values.astype(np.uint16 if mode == "I;16" else np.int32)).save(path)
-        assert np.array_equal(np.asarray(decode(path))[..., 0], (values.astype(np.int64) >> 8).astype(np.uint8))
-    else:
-        Image.new("RGB", (8, 8), (200, 100, 50)).convert(mode).save(path)
-    assert decode(path).mode == "RGB"
-    assert check_image(path) == (8, 8)
-
-
-def test_photos_are_turned_upright(tmp_path: Path) -> None:
-    image = Image.new("RGB", (40, 20))
-    image.paste((255, 255, 255), (0, 0, 20, 20))
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotate by 90 degrees to the right
-    image.save(tmp_path / "x.jpg", exif=exif)
-    upright = decode(tmp_path / "x.jpg")
-    assert upright.size == (20, 40)
-    assert check_image(tmp_path / "x.jpg") == (40, 20)
-    assert np.asarray(upright)[5].mean() > 250
-
-
-@pytest.mark.parametrize("size", [(50, 37), (37, 50), (300, 64), (64, 64), (20, 21)])
-def test_resize_centre_is_torchvisions(size: tuple[int, int]) -> None:
-    coarse = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
-    image = Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
-    resized = tv.resize(image, [32], antialias=True)
-    ours, theirs = (np.asarray(x).astype(int) for x in (resize_centre(image, 32, 28), tv.center_crop(resized, [28])))
-    assert np.abs(ours - theirs).max() <= 1

@@ -1,4 +1,4 @@
-"""Batches: order, randomness, exact resumption, ranks, and files against arrays."""
+"""Streams of image views and evaluation batches: order, randomness, exact resumption, ranks, files and arrays."""
 
 import math
 from pathlib import Path
@@ -65,7 +65,7 @@ def samples(request: pytest.FixtureRequest, file_samples: FileSamples) -> Sample
     return array_samples() if request.param == "arrays" else file_samples
 
 
-def test_an_epoch_is_every_sample_at_most_once_in_full_batches(samples: Samples) -> None:
+def test_an_epoch_has_full_batches_and_every_sample_at_most_once(samples: Samples) -> None:
     one = stream(samples)
     epochs = [torch.cat([batch.index for batch in one]) for _ in range(3)]
     for epoch in epochs:
@@ -79,7 +79,7 @@ def test_an_epoch_is_every_sample_at_most_once_in_full_batches(samples: Samples)
 
 
 @pytest.mark.parametrize("views", [(SMALL, SMALL), (SMALL, OTHER)])
-def test_a_pass_that_starts_in_the_middle_goes_on_exactly(samples: Samples, views: tuple[Views, Views]) -> None:
+def test_a_pass_resumes_exactly(samples: Samples, views: tuple[Views, Views]) -> None:
     whole = stream(samples, views=views)
     first, second = list(whole), list(whole)
     again = stream(samples, views=views)
@@ -93,7 +93,7 @@ def test_a_pass_that_starts_in_the_middle_goes_on_exactly(samples: Samples, view
     assert same(list(again), second)
 
 
-def test_of_more_views_all_differ_and_a_pass_goes_on_exactly(samples: Samples) -> None:
+def test_three_views_differ_and_resume_exactly(samples: Samples) -> None:
     whole = list(stream(samples, multiplicity=3))
     for batch in whole:
         assert batch.first.shape == (4, 3, 12, 12)
@@ -106,19 +106,19 @@ def test_of_more_views_all_differ_and_a_pass_goes_on_exactly(samples: Samples) -
     assert same(list(again), whole[1:])
 
 
-def test_a_view_needs_another_and_many_are_of_one_family(samples: Samples) -> None:
+def test_invalid_multiplicities_are_refused(samples: Samples) -> None:
     with pytest.raises(ValueError, match=r"multiplicity.*1"):
         stream(samples, multiplicity=1)
     with pytest.raises(ValueError, match="multiplicity 3"):
         stream(samples, views=(SMALL, OTHER), multiplicity=3)
 
 
-def test_the_seed_decides(samples: Samples) -> None:
+def test_batches_are_a_function_of_the_seed(samples: Samples) -> None:
     assert same(list(stream(samples)), list(stream(samples)))
     assert not same(list(stream(samples)), list(stream(samples, seed=1)))
 
 
-def test_the_global_generator_is_left_alone(samples: Samples) -> None:
+def test_the_global_generator_is_not_used(samples: Samples) -> None:
     torch.manual_seed(3)
     state = torch.get_rng_state()
     list(stream(samples))
@@ -147,7 +147,7 @@ def test_array_views_are_the_view_makers() -> None:
         assert torch.equal(batch.second, ViewMaker(OTHER)(images, generator))
 
 
-def test_file_views_are_torchvisions_crops_with_colours_after(file_samples: FileSamples) -> None:
+def test_file_views_are_torchvisions_crops(file_samples: FileSamples) -> None:
     views = Views(size=12, jitter=0.0, grey=0.0, mean=(0.0,) * 3, std=(1.0,) * 3)
     for batch in stream(file_samples, views=(views, views)):
         for row, index in enumerate(batch.index.tolist()):
@@ -175,21 +175,21 @@ def test_worker_processes_change_nothing(file_samples: FileSamples) -> None:
 
 @pytest.fixture
 def one_broken(file_samples: FileSamples, tmp_path: Path) -> FileSamples:
-    """Its header and its end are fine, its middle is missing."""
+    """One file without its middle; header and end are intact."""
     broken, data = tmp_path / "broken.png", file_samples.paths[0].read_bytes()
     broken.write_bytes(data[: len(data) // 3] + data[-12:])
     return FileSamples((*file_samples.paths[:4], broken, *file_samples.paths[4:]), torch.arange(12))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_file_that_breaks_while_training_is_replaced_and_reported(one_broken: FileSamples, workers: int) -> None:
-    told: list[Skipped] = []
-    one = ViewStream(one_broken, (SMALL, OTHER), 4, seed=0, device="cpu", workers=workers, report=told.extend)
+def test_an_undecodable_file_is_replaced_and_reported_once(one_broken: FileSamples, workers: int) -> None:
+    reported: list[Skipped] = []
+    one = ViewStream(one_broken, (SMALL, OTHER), 4, seed=0, device="cpu", workers=workers, report=reported.extend)
     twin = ViewStream(one_broken.select([*range(4), *range(5, 12), 0]), (SMALL, OTHER), 4, seed=0, device="cpu")
     first = list(one)
     assert one.undecodable == {4}
-    assert [skipped.path.name for skipped in told] == ["broken.png"]
-    assert told[0].reason
+    assert [skipped.path.name for skipped in reported] == ["broken.png"]
+    assert reported[0].reason
     drawn, used = one._order(0), torch.stack([batch.index for batch in first])
     (place,) = (drawn == 4).nonzero().tolist()
     row = drawn[place[0]].tolist()
@@ -198,14 +198,14 @@ def test_a_file_that_breaks_while_training_is_replaced_and_reported(one_broken: 
     assert torch.equal(used[drawn != 4], drawn[drawn != 4])
     assert bool(first[place[0]].first.isfinite().all())
     second = list(one)
-    assert len(told) == 1  # once, not each epoch
+    assert len(reported) == 1  # once, not each epoch
     one.set_position(0, place[0])
     assert same(list(one), first[place[0] :])  # a resumed run takes the same one in its place
     assert same(list(one), second)
     assert len(twin) == len(one)
 
 
-def test_a_batch_of_all_samples_goes_on_without_a_broken_one(one_broken: FileSamples) -> None:
+def test_an_undecodable_file_is_replaced_in_a_batch_of_all_samples(one_broken: FileSamples) -> None:
     with pytest.warns(UserWarning, match=r"broken\.png"):
         (batch,) = stream(one_broken, batch_size=12)
     assert sorted(batch.index.tolist()) != list(range(12))
@@ -213,14 +213,14 @@ def test_a_batch_of_all_samples_goes_on_without_a_broken_one(one_broken: FileSam
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_files_that_are_all_gone_are_an_error_that_names_one(tmp_path: Path, workers: int) -> None:
+def test_files_that_are_all_missing_are_an_error(tmp_path: Path, workers: int) -> None:
     gone = FileSamples(tuple(tmp_path / f"{i}.png" for i in range(4)))
     with pytest.raises(OSError, match=r"^\S*\d\.png.*no such file"):
         list(stream(gone, workers=workers))
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_evaluation_leaves_out_what_cannot_be_decoded(one_broken: FileSamples, workers: int) -> None:
+def test_evaluation_batches_skip_undecodable_files(one_broken: FileSamples, workers: int) -> None:
     skipped: list[Skipped] = []
     settings = {"size": 12, "mean": MEAN, "std": STD, "batch_size": 5, "device": "cpu", "workers": workers}
     batches = list(evaluation_batches(one_broken, **settings, skipped=skipped))  # type: ignore[arg-type]
@@ -236,7 +236,7 @@ def test_evaluation_leaves_out_what_cannot_be_decoded(one_broken: FileSamples, w
     assert len(alone) == 1
 
 
-def test_one_number_of_mean_makes_colour_images_grey(file_samples: FileSamples) -> None:
+def test_evaluation_batches_convert_colour_to_grey(file_samples: FileSamples) -> None:
     grey = torch.cat(
         [x for x, _ in evaluation_batches(file_samples, size=12, mean=(0.5,), std=(0.5,), batch_size=4, device="cpu")]
     )
@@ -244,7 +244,7 @@ def test_one_number_of_mean_makes_colour_images_grey(file_samples: FileSamples) 
     torch.testing.assert_close(grey, (theirs - 0.5) / 0.5, atol=1e-5, rtol=1e-5)
 
 
-def test_plain_batches_are_all_samples_in_order() -> None:
+def test_evaluation_batches_have_all_samples_in_order() -> None:
     samples = array_samples()
     batches = list(evaluation_batches(samples, size=16, mean=MEAN, std=STD, batch_size=10, device="cpu"))
     images = torch.cat([x for x, _ in batches])
@@ -263,7 +263,7 @@ def unnormalised(samples: Samples, size: int) -> Tensor:
     return torch.cat([x for x, _ in batches]) * 255
 
 
-def test_plain_arrays_are_resized_or_cropped() -> None:
+def test_evaluation_arrays_are_resized_or_cropped() -> None:
     samples = array_samples(side=32)
     torch.testing.assert_close(unnormalised(samples, 28), samples.images[..., 2:-2, 2:-2].float(), atol=1e-3, rtol=0)
     for size in (24, 40):
@@ -274,7 +274,7 @@ def test_plain_arrays_are_resized_or_cropped() -> None:
     torch.testing.assert_close(unnormalised(oblong, 24), theirs, atol=1e-2, rtol=0)
 
 
-def test_plain_files_are_torchvisions(file_samples: FileSamples) -> None:
+def test_evaluation_files_are_torchvisions(file_samples: FileSamples) -> None:
     ours = unnormalised(file_samples, 14)
     for image, path in zip(ours, file_samples.paths, strict=True):
         theirs = tv.center_crop(tv.resize(decode(path), [16], antialias=True), [14])
@@ -283,7 +283,7 @@ def test_plain_files_are_torchvisions(file_samples: FileSamples) -> None:
 
 @pytest.mark.parametrize("size", [12, 14, 16, 24])
 @pytest.mark.parametrize("shape", [(16, 16), (14, 10), (60, 45)])
-def test_files_and_arrays_of_one_folder_look_the_same(tmp_path: Path, shape: tuple[int, int], size: int) -> None:
+def test_files_and_arrays_of_one_folder_agree(tmp_path: Path, shape: tuple[int, int], size: int) -> None:
     for i in range(3):
         pixels = np.random.default_rng(i).integers(0, 256, (4, 4, 3), dtype=np.uint8)
         Image.fromarray(pixels).resize(shape).save(tmp_path / f"{i}.png")
@@ -293,7 +293,7 @@ def test_files_and_arrays_of_one_folder_look_the_same(tmp_path: Path, shape: tup
     assert float(difference.max()) <= 1.001
 
 
-def test_pictures_are_what_evaluation_sees(samples: Samples) -> None:
+def test_display_images_are_evaluation_images(samples: Samples) -> None:
     index = [3, 0, 7]
     expected = unnormalised(samples, 14)[index].round()
     assert torch.equal(display_images(samples, index, 14).float(), expected)
@@ -306,7 +306,7 @@ def test_grey_images_can_be_repeated_to_three_channels() -> None:
     assert batch.first.shape == (4, 3, 8, 8)
 
 
-def test_what_does_not_fit_is_said(samples: Samples) -> None:
+def test_invalid_arguments_are_refused(samples: Samples) -> None:
     with pytest.raises(ValueError, match=r"batch of 100.*--batch-size"):
         stream(samples, batch_size=100)
     with pytest.raises(ValueError, match="3 processes"):

@@ -115,6 +115,6 @@ def test_progress_of_text_runs(tmp_path: Path) -> None:
     path.write_text("step,epoch,loss,stsb_dev\n10,0.5,2.0,\n20,1.0,1.5,71.25\n")
     assert read_progress(path) == Progress(1.0, None, 1.5, 71.25)
     path.write_text("epoch,loss,seconds\n0.25,2.0,9\n0.5,1.5,3\n0.75,1.0,3\n")
-    assert read_progress(path).seconds == 12.0  # of a whole epoch
+    assert read_progress(path).seconds_per_epoch == 12.0  # of a whole epoch
     path.write_text("epoch,loss\n")
     assert read_progress(path) == Progress()

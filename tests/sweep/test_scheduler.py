@@ -68,7 +68,7 @@ def test_more_values_with_the_same_folder_grow_the_sweep(tmp_path: Path) -> None
     """Runs are found by the hash of their settings, in which machine options and unused options have no part."""
     folder = tmp_path / "sweep"
 
-    def train(**values: tuple[Any, ...]) -> None:
+    def train(**values: Any) -> None:
         assert sweep_of(folder, **values).train(local()) == 0
 
     train(divergence=("kl", "tsallis"))
@@ -137,7 +137,8 @@ def test_other_data_or_precision_is_another_run(
     """Results on one data set are never shown as those on another."""
 
     def cells(values: dict[str, str]) -> Any:
-        return grid(name=name, **{x: (value if x == "precision" else Path(value),) for x, value in values.items()})
+        given: dict[str, Any] = {x: (value if x == "precision" else Path(value),) for x, value in values.items()}
+        return grid(name=name, **given)
 
     first = Sweep(cells(before), find_folder(cells(before), root=tmp_path))
     first.save()
@@ -331,10 +332,11 @@ def test_metrics_are_read_only_if_they_have_changed(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(state, "read_progress", reading)
     run = some_run(str(tmp_path))
-    assert not run.update_progress()
+    run.update_progress()
     assert not read
     for number, text in enumerate(("epoch,loss\n1,0.5\n", "epoch,loss\n1,0.5\n2,0.25\n"), 1):
         (tmp_path / "metrics.csv").write_text(text)
-        assert [run.update_progress() for _ in range(3)] == [True, False, False]
+        run.update_progress()
+        run.update_progress()
         assert len(read) == number
         assert run.progress.epoch == number

@@ -42,7 +42,7 @@ def printed(summary: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def test_runs_of_several_calls_are_averaged_only_if_nothing_but_the_seed_differs(tmp_path: Path) -> None:
-    def groups(**values: tuple[Any, ...]) -> list[tuple[dict[str, Any], list[float]]]:
+    def groups(**values: Any) -> list[tuple[dict[str, Any], list[float]]]:
         assert sweep_of(tmp_path / "sweep", **values).train(local()) == 0
         summary = read_record(tmp_path / "sweep")["summary"]
         return [(row["settings"], row["scores"]["k-NN"]["values"]) for row in summary]

@@ -85,7 +85,7 @@ class Display:
         runs = self._fitting(runs)
         cells = {heading: [_cell(run, heading) for run in runs] for heading in HEADINGS}
         width = {heading: BORDER + max(map(len, [heading, *found])) for heading, found in cells.items()}
-        notes = [run.error or run.where for run in runs]
+        notes = [run.error or run.where or "" for run in runs]
         name = min(40, max(map(len, ["run", *(run.name for run in runs)])))
         note = max(map(len, notes), default=0)
         available = self.console.width - 1 - 2 * BORDER - name
@@ -112,9 +112,9 @@ class Display:
 def time_left(run: SweepRun) -> float | None:
     """Seconds until a run's last epoch; None if unknown."""
     progress = run.progress
-    if progress.seconds is None or progress.epoch is None:
+    if progress.seconds_per_epoch is None or progress.epoch is None:
         return None
-    return max(0.0, float(run.settings.epochs) - progress.epoch) * progress.seconds
+    return max(0.0, float(run.settings.epochs) - progress.epoch) * progress.seconds_per_epoch
 
 
 def _cell(run: SweepRun, heading: str) -> str:
@@ -127,7 +127,7 @@ def _cell(run: SweepRun, heading: str) -> str:
         left = time_left(run) if run.state == "running" else None
         return "evaluating" if left == 0 else format_duration(left)
     if heading == "s/epoch":
-        return "" if p.seconds is None else f"{p.seconds:.1f}"
+        return "" if p.seconds_per_epoch is None else f"{p.seconds_per_epoch:.1f}"
     if heading == "loss":
         return "" if p.loss is None else f"{p.loss:.4f}"
     score = next(iter(scores(run.results).values()), p.score)
@@ -145,7 +145,7 @@ def _total_time_left(runs: Sequence[SweepRun], slots: int | None) -> str:
     running = [left for run in runs if run.state == "running" and (left := time_left(run)) is not None]
     if not running:
         return ""
-    per_epoch = statistics.fmean(run.progress.seconds for run in runs if run.progress.seconds is not None)
+    per_epoch = statistics.fmean(seconds for run in runs if (seconds := run.progress.seconds_per_epoch) is not None)
     waiting = sum(run.settings.epochs for run in runs if run.state == "waiting") * per_epoch
     total = max(max(running), (sum(running) + waiting) / (slots or len(runs)))
     return f"; about {format_duration(total)} left" if total else "; evaluating"

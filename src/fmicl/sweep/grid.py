@@ -15,7 +15,8 @@ __all__ = ["Cell", "check_cells", "make_cells"]
 
 ONE_VALUE = frozenset({"dataset", "device", "devices"})
 """Options with one value for the whole sweep: the recipe's data, and the devices that the scheduler assigns."""
-LONGEST_LABEL = 90
+LONGEST_LABEL = 65
+"""Characters of a label before the seed."""
 
 
 @dataclass(frozen=True)
@@ -64,64 +65,54 @@ def make_cells(
         >>> [cell.label for cell in make_cells(recipe("digits"), {"epochs": (2, 4)}, cases)]
         ['SimCLR-epochs2-seed0', 'JS-epochs2-seed0', 'SimCLR-epochs4-seed0', 'JS-epochs4-seed0']
     """
-    _check_values(values)
-    _check_cases(cases, values)
+    _check_values(values, cases)
     axes = sorted(values, key=lambda name: name != "seed")  # itertools.product varies the first axis last
     shown = [name for name in base.schema.options if len(values.get(name, ())) > 1 and name != "seed"]
     named: list[tuple[str | None, Mapping[str, Any]]] = list(cases) or [(None, {})]
-    cells = []
+    cells: dict[str, Cell] = {}
     for combination in itertools.product(*(values[axis] for axis in axes)):
         chosen = dict(zip(axes, combination, strict=True))
         for case, changes in named:
             settings = base.replace(**chosen, **changes)
-            label = _label(case, {name: chosen[name] for name in shown}, settings.seed)
-            cells.append(Cell(settings, label, case))
-    _check_distinct(cells)
-    return cells
+            cell = Cell(settings, _label(case, {name: chosen[name] for name in shown}, settings.seed), case)
+            other = cells.setdefault(settings.hash, cell)
+            if other is not cell:
+                raise _same_thing(other, cell)
+    return list(cells.values())
 
 
-def _check_values(values: Mapping[str, Sequence[Any]]) -> None:
+def _check_values(values: Mapping[str, Sequence[Any]], cases: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     for name, given in values.items():
         flag = f"--{name.replace('_', '-')}"
         if not given:
             raise ValueError(f"{flag} needs at least one value")
-        repeated = [value for i, value in enumerate(given) if value in given[:i]]
-        if repeated:
+        if repeated := [value for i, value in enumerate(given) if value in given[:i]]:
             raise ValueError(f"{flag} has the value {repeated[0]} twice")
         if name in ONE_VALUE and len(given) > 1:
             raise ValueError(f"{flag} has {len(given)} values, but all runs of a sweep share one")
-
-
-def _check_cases(cases: Sequence[tuple[str, Mapping[str, Any]]], values: Mapping[str, Sequence[Any]]) -> None:
     names = [name for name, _ in cases]
-    for i, (case, changes) in enumerate(cases):
-        if case in names[:i]:
+    for case, changes in cases:
+        if names.count(case) > 1:
             raise ValueError(f"there are two cases {case}")
-        for name in changes:
-            if name in ONE_VALUE:
-                raise ValueError(f"case {case} sets {name}, but all runs of a sweep share one value of it")
-            if name in values:
-                raise ValueError(f"{name} is set by case {case} and by --{name.replace('_', '-')}: remove one of them")
+        if both := sorted(changes.keys() & values.keys()):
+            raise ValueError(f"{both[0]} is set by case {case} and for all runs: remove one of them")
+        if shared := sorted(changes.keys() & ONE_VALUE):
+            raise ValueError(f"case {case} sets {shared[0]}, but all runs of a sweep share one value of it")
 
 
-def _check_distinct(cells: Sequence[Cell]) -> None:
-    seen: dict[str, Cell] = {}
-    for cell in cells:
-        other = seen.setdefault(cell.settings.hash, cell)
-        if other is cell:
-            continue
-        names = [name for name, value in cell.settings.values.items() if value != other.settings.values[name]]
-        reason = f": {', '.join(names)} has no effect on their results" if names else ""
-        raise ValueError(
-            f"{other.label} and {cell.label} would train the same thing{reason}. To combine some values only, use "
-            "cases, such as `--case SimCLR objective=infonce --case JS divergence=js`"
-        )
+def _same_thing(one: Cell, other: Cell) -> ValueError:
+    names = [name for name, value in other.settings.values.items() if value != one.settings.values[name]]
+    reason = f": {', '.join(names)} has no effect on their results" if names else ""
+    return ValueError(
+        f"{one.label} and {other.label} would train the same thing{reason}. To combine some values only, use cases, "
+        "such as `--case SimCLR objective=infonce --case JS divergence=js`"
+    )
 
 
 def _label(case: str | None, shown: Mapping[str, Any], seed: int) -> str:
-    parts = ([] if case is None else [_safe(case)]) + [_safe(_word(name, value)) for name, value in shown.items()]
-    words = "-".join(part for part in parts if part)[: LONGEST_LABEL - len(str(seed)) - 5]
-    return f"{words}-seed{seed}" if words else f"seed{seed}"
+    words = [case or "", *(_word(name, value) for name, value in shown.items())]
+    safe = [re.sub(r"[^A-Za-z0-9._+-]+", "_", word).strip("._-") for word in words]
+    return "-".join(filter(None, ["-".join(filter(None, safe))[:LONGEST_LABEL], f"seed{seed}"]))
 
 
 def _word(name: str, value: Any) -> str:
@@ -134,10 +125,6 @@ def _word(name: str, value: Any) -> str:
         return value
     values = value if isinstance(value, list | tuple) else [value]
     return name + "_".join(f"{x:g}" if isinstance(x, float) else str(x) for x in values)
-
-
-def _safe(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("._-")
 
 
 def check_cells(cells: Sequence[Cell], *, local: bool = True) -> None:

@@ -42,21 +42,13 @@ GENERIC_OPTIONS = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes", "tasks_p
 
 
 class Handle(Protocol):
-    """A run that was started.
+    """A run that was started."""
 
-    Attributes:
-        where: the device, or the job.
-        job: the number of the job; None for a process of this machine.
-        log: the file with its output.
-        log_start: where in it the output of this start begins.
-        error: why it ended, if the launcher knows; else "".
-    """
-
-    where: str
-    job: str | None
+    where: str  # the device, or the job
+    job: str | None  # number of the job; None for a process of this machine
     log: Path
-    log_start: int
-    error: str
+    log_start: int  # where in the log the output of this start begins
+    error: str  # why it ended, if the launcher knows that better than the log
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the run is going on."""
@@ -66,15 +58,10 @@ class Handle(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts runs.
+    """Starts runs."""
 
-    Attributes:
-        detached: whether runs continue without the sweep.
-        capacity: how many runs there can be at once; None is any number.
-    """
-
-    detached: bool
-    capacity: int | None
+    detached: bool  # whether runs continue without the sweep
+    capacity: int | None  # runs at once; None is any number
 
     def free(self) -> bool:
         """Whether another run can be started."""
@@ -156,18 +143,15 @@ class LocalLauncher:
 
     def free(self) -> bool:
         """Whether a slot is free."""
-        return self._free_slot() is not None
+        return bool(self._free_slots())
 
-    def _free_slot(self) -> int | None:
-        ended = (i for i, process in enumerate(self._processes) if process is None or process.poll() is not None)
-        return next(ended, None)
+    def _free_slots(self) -> list[int]:
+        return [i for i, process in enumerate(self._processes) if process is None or process.poll() is not None]
 
     def start(self, command: Sequence[str], log: Path, *, name: str) -> Handle:
         """Start a process in the first free slot."""
         del name  # for schedulers that list their jobs
-        index = self._free_slot()
-        if index is None:
-            raise RuntimeError("there is no free slot")
+        index = self._free_slots()[0]
         process = _Process(command, log, self._slots[index], self._inherited)
         self._processes[index] = process
         return process

@@ -144,7 +144,7 @@ class Sweep:
     @staticmethod
     def _watch(run: SweepRun, handle: Handle) -> None:
         run.handle, run.where, run.job, run.log = handle, handle.where, handle.job, handle.log
-        run.state, run.error, run.since = "running", "", time.monotonic()
+        run.state, run.error, run.since = "running", None, time.monotonic()
 
     def _poll(self, display: Display, *, stopping: bool = False) -> None:
         for run in self.runs:
@@ -154,7 +154,7 @@ class Sweep:
             run.update_progress()
             if code is None:
                 continue
-            run.seconds += time.monotonic() - run.since
+            run.seconds = round(run.seconds + time.monotonic() - run.since, 1)
             if code == 0 and run.run.results.exists():
                 run.finish()
                 found = "".join(f", {heading} {value:.2f}" for heading, value in scores(run.results).items())

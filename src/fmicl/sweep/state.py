@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import functools
 import json
 import os
@@ -44,6 +45,8 @@ SCORE_COLUMNS = ("knn", "stsb_dev", "stsb")
 """Columns of metrics.csv with a score of the encoder; the first that a run has is shown."""
 RECENT_EPOCHS = 5
 """Epochs whose median time is shown as the time per epoch."""
+SAVED = ("case", "state", "error", "results", "attempts", "started", "seconds", "where", "job")
+"""Attributes of a run that sweep.json has as they are."""
 
 
 def find_folder(cells: Sequence[Cell], out: Path | None = None, root: Path = ROOT) -> Path:
@@ -92,13 +95,13 @@ class Progress:
 
     Attributes:
         epoch: epochs done.
-        seconds: time per epoch, as the median of the last ones; the first one compiles.
+        seconds_per_epoch: median over the last epochs; the first one compiles.
         loss: of the last row.
         score: the last k-NN accuracy, or STS-B correlation for text.
     """
 
     epoch: float | None = None
-    seconds: float | None = None
+    seconds_per_epoch: float | None = None
     loss: float | None = None
     score: float | None = None
 
@@ -111,28 +114,29 @@ def read_progress(path: Path) -> Progress:
         >>> path = Path(tempfile.mkdtemp()) / "metrics.csv"
         >>> _ = path.write_text("epoch,loss,knn,seconds\n1,2.5,,40\n2,2.0,61.5,3\n3,1.5,,3\n")
         >>> read_progress(path)
-        Progress(epoch=3.0, seconds=3.0, loss=1.5, score=61.5)
+        Progress(epoch=3.0, seconds_per_epoch=3.0, loss=1.5, score=61.5)
         >>> read_progress(path.with_name("none.csv"))
-        Progress(epoch=None, seconds=None, loss=None, score=None)
+        Progress(epoch=None, seconds_per_epoch=None, loss=None, score=None)
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
     except (OSError, csv.Error, UnicodeDecodeError):
-        return Progress()
+        rows = []
     if not rows:
         return Progress()
-    times, done = [], 0.0
-    for row in rows:
-        epoch, seconds = _number(row.get("epoch")), _number(row.get("seconds"))
-        if epoch is not None and seconds is not None and epoch > done:
-            times.append(seconds / (epoch - done))  # a row may be part of an epoch
-        done = done if epoch is None else epoch
+    ends, seconds = ([_number(row.get(name)) for row in rows] for name in ("epoch", "seconds"))
+    times = [  # a row may be part of an epoch
+        spent / (end - start)
+        for start, end, spent in zip([0.0, *ends], ends, seconds, strict=False)
+        if start is not None and end is not None and spent is not None and end > start
+    ]
     column = next((name for name in SCORE_COLUMNS if name in rows[0]), "")
     scores = [score for row in rows if (score := _number(row.get(column))) is not None]
+    recent = times[1:][-RECENT_EPOCHS:] or times
     return Progress(
-        epoch=_number(rows[-1].get("epoch")),
-        seconds=statistics.median(times[1:][-RECENT_EPOCHS:] or times) if times else None,
+        epoch=ends[-1],
+        seconds_per_epoch=statistics.median(recent) if recent else None,
         loss=_number(rows[-1].get("loss")),
         score=scores[-1] if scores else None,
     )
@@ -172,8 +176,8 @@ class SweepRun:
     name: str = ""
     case: str | None = None
     state: State = "waiting"
-    where: str = ""
-    error: str = ""
+    where: str | None = None
+    error: str | None = None
     attempts: int = 0
     job: str | None = None
     started: str | None = None
@@ -191,30 +195,26 @@ class SweepRun:
         Raises:
             ValueError: the settings are not valid in this version.
         """
-        progress = Progress(*(entry[name] for name in ("epoch", "seconds_per_epoch", "loss", "score")))
-        same = ("case", "state", "attempts", "job", "started", "seconds")
         return cls(
             Settings.from_json(recipe, entry["settings"]),
             Run(folder / entry["folder"]),
             folder / entry["log"],
-            where=entry["where"] or "",
-            error=entry["error"] or "",
-            progress=progress,
-            results=entry["results"] or {},
-            **{name: entry[name] for name in same},
+            progress=Progress(**{name: entry[name] for name in Progress.__dataclass_fields__}),
+            **{name: entry[name] for name in SAVED},
         )
 
     def to_json(self) -> dict[str, Any]:
         """The entry of sweep.json."""
-        p = self.progress
         return {
-            "folder": self.run.path.name, "hash": self.settings.hash, "case": self.case, "seed": self.settings.seed,
-            "settings": _plain(self.settings.changes), "state": self.state, "epoch": p.epoch,
-            "epochs": self.settings.epochs, "seconds_per_epoch": p.seconds, "loss": p.loss, "score": p.score,
-            "attempts": self.attempts, "started": self.started, "seconds": round(self.seconds, 1),
-            "where": self.where or None, "job": self.job, "log": os.path.relpath(self.log, self.run.path.parent),
-            "error": self.error or None, "results": dict(self.results) or None,
-        }  # fmt: skip
+            "folder": self.run.path.name,
+            "hash": self.settings.hash,
+            "seed": self.settings.seed,
+            "settings": _plain(self.settings.changes),
+            "epochs": self.settings.epochs,
+            **dataclasses.asdict(self.progress),
+            **{name: getattr(self, name) for name in SAVED},
+            "log": os.path.relpath(self.log, self.run.path.parent),
+        }
 
     def prepare(self, cell: Cell) -> None:
         """Set what to do about a run that this call asks for: nothing if it has finished, else wait for a start.
@@ -228,11 +228,11 @@ class SweepRun:
         if self.run.finished or (self.state == "finished" and self.run.results.exists()):
             self.finish()
         else:
-            self.state, self.error, self.settings = "waiting", "", cell.settings
+            self.state, self.error, self.settings = "waiting", None, cell.settings
 
     def finish(self) -> None:
         """Read the results of a run that has ended well."""
-        self.state, self.error = "finished", ""
+        self.state, self.error = "finished", None
         with contextlib.suppress(OSError, ValueError):
             self.results = read_json(self.run.results)
 
@@ -245,18 +245,13 @@ class SweepRun:
         if self.run.settings.exists() and (changed := self.settings.differences(read_settings(self.run))):
             raise ValueError(f"{self.run.path} was started with other settings ({changed}): take another --out")
 
-    def update_progress(self) -> bool:
-        """Read metrics.csv if it was changed; returns whether the progress is another one."""
-        try:
+    def update_progress(self) -> None:
+        """Read metrics.csv if it has changed."""
+        with contextlib.suppress(OSError):
             stat = self.run.metrics.stat()
-            found = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        except OSError:
-            found = None
-        if found == self._metrics_stat:
-            return False
-        self._metrics_stat = found
-        before, self.progress = self.progress, read_progress(self.run.metrics)
-        return before != self.progress
+            now = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if now != self._metrics_stat:
+                self._metrics_stat, self.progress = now, read_progress(self.run.metrics)
 
     @functools.cached_property
     def group(self) -> str:

@@ -80,12 +80,12 @@ def lock_folder(folder: Path) -> Iterator[int | None]:
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if Run.is_run(folder):
         raise ValueError(f"{folder} is a run, not a sweep: take another --out")
-    if names and not {locks.LOCK, SWEEP_FILE} & names:
+    if names and not {locks.LOCK_NAME, SWEEP_FILE} & names:
         raise ValueError(f"{folder} exists and is not a sweep (it has no {SWEEP_FILE}): take another --out")
     check_writable(folder, "take another --out")
     folder.mkdir(parents=True, exist_ok=True)
     taken = f"another sweep, or a run of one that was killed, is working in {folder}: wait until it ends, or end it"
-    with locks.locked(folder, taken, inherited=True) as descriptor:
+    with locks.lock_folder(folder, taken, inherited=True) as descriptor:
         yield descriptor
 
 

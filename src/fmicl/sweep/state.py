@@ -85,7 +85,7 @@ def lock_folder(folder: Path) -> Iterator[int | None]:
     check_writable(folder, "take another --out")
     folder.mkdir(parents=True, exist_ok=True)
     taken = f"another sweep, or a run of one that was killed, is working in {folder}: wait until it ends, or end it"
-    with locks.lock_folder(folder, taken, inherited=True) as descriptor:
+    with locks.lock_folder(folder, taken, inheritable=True) as descriptor:
         yield descriptor
 
 

@@ -126,7 +126,8 @@ class TorchPlain(Torch):
 class TorchAutograd(Torch):
     def _evaluate(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[Tensor, Tensor, Tensor]:
         with torch.enable_grad():
-            leaves = weight.detach().requires_grad_(), bias.detach().requires_grad_()
+            # contiguous: as the views that they are, linear is five times slower on a CPU
+            leaves = weight.detach().contiguous().requires_grad_(), bias.detach().contiguous().requires_grad_()
             logits = functional.linear(self.features, leaves[0], leaves[1].squeeze(1))
             loss = functional.cross_entropy(logits, self.labels) + decay / 2 * leaves[0].square().sum()
             return loss, *torch.autograd.grad(loss, leaves)

@@ -18,9 +18,8 @@ from sklearn.linear_model import LogisticRegression as SklearnLogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor, nn
 
-from fmicl import _logistic, analysis, evaluation
-from fmicl._logistic import LogisticRegression
-from fmicl.evaluation import extract_features, knn_accuracy, knn_predict, linear_probe
+from fmicl import analysis, evaluation
+from fmicl.evaluation import _LogisticRegression, extract_features, knn_accuracy, knn_predict, linear_probe
 
 
 def cloud(n: int, d: int, seed: int = 0) -> Tensor:
@@ -171,7 +170,7 @@ def test_wrong_input_is_told_apart(call: object, says: str) -> None:
 def test_solver_reaches_scikit_learns_optimum(digits: tuple[Tensor, ...], decay: float) -> None:
     train, labels, test, _ = digits
     x, z, spectrum = evaluation._prepare(train, test)
-    model = LogisticRegression(x, labels, 10, spectrum)
+    model = _LogisticRegression(x, labels, 10, spectrum)
     assert model.fit(decay, 300)
     # scikit-learn sums where we average: C = 1 / (N decay).
     oracle = SklearnLogisticRegression(C=1 / (len(x) * decay), tol=1e-8, max_iter=10_000)
@@ -185,13 +184,67 @@ def test_solver_reaches_scikit_learns_optimum(digits: tuple[Tensor, ...], decay:
 
 def test_solver_does_not_depend_on_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     x, labels = cloud(101, 5), labels_of(101, 3)
-    model = LogisticRegression(x, labels, 3, x.var(dim=0))
+    model = _LogisticRegression(x, labels, 3, x.var(dim=0))
     model.fit(0.01, 100)
     loss, weight, bias = model._objective(model.weight, model.bias, 0.01)
-    monkeypatch.setattr(_logistic, "_ROWS_CPU", 8)
+    monkeypatch.setattr(evaluation, "_ROWS_CPU", 8)
     again = model._objective(model.weight, model.bias, 0.01)
     assert float(again[0]) == pytest.approx(float(loss), rel=1e-5)
     torch.testing.assert_close(again[1:], (weight, bias), atol=1e-6, rtol=1e-4)
+
+
+def test_solver_ends_where_the_gradient_is_zero_on_ill_conditioned_features() -> None:
+    x = cloud(2000, 40) * torch.logspace(0, -3, 40)
+    labels = (x * torch.logspace(0, 2, 40) * cloud(1, 40, seed=1)).sum(1).sign().add(1).div(2).long()
+    x, _, spectrum = evaluation._prepare(x, x)
+    model = _LogisticRegression(x, labels, 2, spectrum)
+    assert model.fit(1e-4, 300)
+    double = _LogisticRegression(x.double(), labels, 2, spectrum.double())
+    _, *gradients = double._objective(model.weight.double(), model.bias.double(), 1e-4)
+    scale = torch.cat([spectrum / 2 + 1e-4, torch.tensor([0.5])]).rsqrt()
+    assert float((scale * torch.cat(gradients, dim=1)).abs().max()) < 1e-4
+
+
+def test_solver_starts_from_the_previous_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = cloud(300, 8), labels_of(300, 3)
+    model = _LogisticRegression(x, labels, 3, x.var(dim=0))
+    assert model.fit(1e-2, 300)
+    calls = 0
+    usual = _LogisticRegression._objective
+
+    def counted(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return usual(*arguments)
+
+    monkeypatch.setattr(_LogisticRegression, "_objective", counted)
+    assert model.fit(1e-2, 300)
+    assert calls <= 3
+
+
+def test_solver_says_when_iterations_were_too_few() -> None:
+    x, labels = cloud(300, 8), labels_of(300, 3)
+    model = _LogisticRegression(x, labels, 3, x.var(dim=0))
+    assert not model.fit(1e-3, 2)
+
+
+def test_objective_and_gradient_are_those_of_cross_entropy() -> None:
+    x, labels = cloud(101, 5), labels_of(101, 3)
+    weight, bias = cloud(3, 5, seed=1).requires_grad_(), cloud(3, 1, seed=2).requires_grad_()
+    expected = nn.functional.cross_entropy(x @ weight.T + bias.T, labels) + 0.05 * weight.square().sum()
+    expected.backward()  # type: ignore[no-untyped-call, unused-ignore]
+    loss, *gradients = _LogisticRegression(x, labels, 3, x.var(dim=0))._objective(weight, bias, 0.1)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradients, [weight.grad, bias.grad])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_probe_takes_features_made_in_inference_mode(inside: bool) -> None:
+    with torch.inference_mode():
+        x, labels = cloud(60, 4), labels_of(60, 2)
+    with torch.inference_mode(inside):
+        result = linear_probe(x, labels, x, labels, weight_decays=[1e-1, 1e-2])
+    assert result == linear_probe(x.clone(), labels.clone(), x.clone(), labels.clone(), weight_decays=[1e-1, 1e-2])
 
 
 def test_probe_on_digits_is_as_good_as_scikit_learns_own_choice(digits: tuple[Tensor, ...]) -> None:
@@ -322,13 +375,13 @@ def test_no_view_of_a_held_out_sample_is_fitted_to(monkeypatch: pytest.MonkeyPat
     owners = torch.repeat_interleave(torch.arange(40), torch.arange(40) % 5)
     fitted: list[int] = []
 
-    class Spy(LogisticRegression):
+    class Spy(_LogisticRegression):
         def __init__(self, features: Tensor, codes: Tensor, *rest: Any) -> None:
             fitted.append(len(features))
             assert len(features) == len(codes)
             super().__init__(features, codes, *rest)
 
-    monkeypatch.setattr(evaluation, "LogisticRegression", Spy)
+    monkeypatch.setattr(evaluation, "_LogisticRegression", Spy)
     linear_probe(train, labels, train, labels, validation=0.25, views=(train[owners], owners))
     held = evaluation._held_out(labels, 0.25, 0)
     kept = torch.arange(40)[~held]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fmicl._logistic import LogisticRegression
 from fmicl.analysis import matrix, stream_neighbours
 from fmicl.norms import evaluating
 from fmicl.numerics import exact_matmul
@@ -34,6 +33,11 @@ WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(0, 15))
 # The path ends this many values (two decades) after the best one: weaker decay only fits noise more closely,
 # and takes by far the most iterations.
 _PATIENCE = 4
+
+# Rows of a partial sum of the probe's objective: on a CPU, few enough for the cache to hold them from the forward to
+# the backward pass; on an accelerator, as many as have this many logits (128 MiB).
+_ROWS_CPU = 2048
+_LOGITS = 2**25
 
 _GIVEN = "logistic regression on frozen features, {views}, {fit}, weight decay {high:.1e}"
 _CHOSEN = (
@@ -201,6 +205,7 @@ class LinearProbeResult:
     """The protocol and its settings, in words."""
 
 
+@torch.inference_mode(False)  # fits need autograd, also where the caller evaluates in inference mode
 @torch.no_grad()
 def linear_probe(
     train_features: Tensor,
@@ -278,7 +283,7 @@ def linear_probe(
         chosen, best = path[0], None
         if len(path) > 1:
             chosen, best = _choose(rows, owners, codes, spectrum, path, validation, seed, max_iterations)
-        model = LogisticRegression(rows, codes[owners], len(classes), spectrum)
+        model = _LogisticRegression(rows, codes[owners], len(classes), spectrum)
         converged = model.fit(chosen, max_iterations)
         ranked = model.logits(test).topk(min(5, len(classes)), dim=1).indices
     hits = classes[ranked] == test_labels.to(train.device).unsqueeze(1)
@@ -344,7 +349,7 @@ def _choose(
     """The weight decay with the best held-out accuracy, and that accuracy; lower loss decides among equals."""
     held = _held_out(codes, validation, seed)
     fitted = ~held[owners]
-    model = LogisticRegression(rows[fitted], codes[owners[fitted]], int(codes.max()) + 1, spectrum)
+    model = _LogisticRegression(rows[fitted], codes[owners[fitted]], int(codes.max()) + 1, spectrum)
     unseen, truth = rows[: len(codes)][held], codes[held]  # samples as they are
     best = (float("-inf"), float("-inf"))
     chosen, worse = path[0], 0
@@ -357,6 +362,74 @@ def _choose(
         elif (worse := worse + 1) == _PATIENCE:
             break
     return chosen, best[0]
+
+
+class _LogisticRegression:
+    r"""Multinomial logistic regression by torch.optim.LBFGS with a diagonal preconditioner, warm-started.
+
+    Minimises the mean cross-entropy of W x + b plus decay / 2 |W|^2. The Hessian is bounded by S / 2 + decay for each
+    class, S being the covariance of the features (Boehning, 1992). In the eigenbasis of S the bound is diagonal, and
+    L-BFGS runs in coordinates scaled by its square root, where the condition number of the features no longer counts.
+
+    Args:
+        features: (N, d) float32, centred, in coordinates where their covariance is (nearly) diagonal.
+        labels: (N,) int64 from 0 to classes - 1.
+        classes: number of classes.
+        spectrum: (d,) the variances along these coordinates.
+    """
+
+    def __init__(self, features: Tensor, labels: Tensor, classes: int, spectrum: Tensor) -> None:
+        self.features, self.labels, self.spectrum = features, labels, spectrum
+        self.weight = features.new_zeros(classes, features.shape[1])
+        self.bias = features.new_zeros(classes, 1)
+
+    def fit(self, decay: float, max_iterations: int) -> bool:
+        """Minimise, starting from the current weights; returns whether that converged within the limit."""
+        scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt()
+        parts = [self.weight.shape[1], 1]
+        point = torch.cat([self.weight, self.bias], dim=1) / scale
+        optimiser = torch.optim.LBFGS(
+            [point],
+            max_iter=max_iterations,
+            max_eval=4 * max_iterations,
+            tolerance_grad=1e-5,
+            tolerance_change=1e-9,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+
+        def closure() -> Tensor:
+            weight, bias = (scale * point).split_with_sizes(parts, dim=1)
+            loss, *gradients = self._objective(weight, bias, decay)
+            point.grad = scale * torch.cat(gradients, dim=1)
+            return loss
+
+        optimiser.step(closure)  # type: ignore[no-untyped-call, unused-ignore]
+        self.weight, self.bias = (scale * point).split_with_sizes(parts, dim=1)
+        state = optimiser.state[point]
+        return bool(state["n_iter"] < max_iterations and state["func_evals"] < 4 * max_iterations)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """(Q, classes) logits of (Q, d) features."""
+        return functional.linear(features, self.weight, self.bias.squeeze(1))
+
+    def _objective(self, weight: Tensor, bias: Tensor, decay: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss, and its gradients by weight and bias."""
+        # Logits are (classes, rows): with few classes, products and softmax are faster than in the usual layout.
+        # gather in place of cross_entropy, whose sum in this layout depends on the order of threads on CUDA.
+        count = len(self.features)
+        rows = _ROWS_CPU if weight.device.type == "cpu" else max(1, _LOGITS // len(weight))
+        leaves = weight.detach().requires_grad_(), bias.detach().requires_grad_()
+        gradients = [decay * leaves[0].detach(), torch.zeros_like(bias)]
+        losses = [decay / 2 * leaves[0].detach().square().sum()]
+        for x, labels in zip(self.features.split(rows), self.labels.split(rows), strict=True):
+            with torch.enable_grad():
+                logs = functional.log_softmax(torch.addmm(leaves[1], leaves[0], x.T), dim=0)
+                loss = -logs.gather(0, labels.unsqueeze(0)).sum() / count
+            for total, part in zip(gradients, torch.autograd.grad(loss, leaves), strict=True):
+                total += part
+            losses.append(loss.detach())
+        return torch.stack(losses).sum(), gradients[0], gradients[1]
 
 
 def _held_out(codes: Tensor, share: float, seed: int) -> Tensor:

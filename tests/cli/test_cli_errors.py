@@ -69,10 +69,10 @@ def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("train digits --out FILE", "{}/FILE is a file, and no folder to write into: take another --out"),
-        ("train digits --out FILE/run", "{}/FILE is a file, and no folder to write into: take another --out"),
+        ("train digits --out FILE", "{}/FILE is a file, not a folder to write into: take another --out"),
+        ("train digits --out FILE/run", "{}/FILE is a file, not a folder to write into: take another --out"),
         ("sweep digits --out RUN", "RUN holds a run, and no sweep: take another --out"),
-        ("sweep digits --out FILE/sweep", "{}/FILE is a file, and no folder to write into: take another --out"),
+        ("sweep digits --out FILE/sweep", "{}/FILE is a file, not a folder to write into: take another --out"),
         ("train digits --out FILE --resume", "FILE is a file, not the folder of a run to resume"),
         ("evaluate FILE", "FILE is a file, not the folder of a run"),
         ("report FILE", "FILE is a file, not the folder of a run"),
@@ -96,7 +96,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(
     ("arguments", "words"),
     [
         (["train", "digits", "--epochs", "0"], "epochs must be positive, but it is 0"),
-        (["train", "digits", "--flip", "2"], "flip is a probability"),
+        (["train", "digits", "--flip", "2"], "flip must lie in [0, 1]"),
         (["train", "cifar10"], "--data-dir"),
         (["train", "imgs", "--data-dir", "x"], "there is no recipe 'imgs'; did you mean images"),
         (["train", "wiki"], "did you mean wikipedia?"),

@@ -278,7 +278,7 @@ def test_a_run_that_can_not_begin_says_only_why(tmp_path: Path, capfd: pytest.Ca
     (tmp_path / "empty").mkdir()
     where = ["--data-dir", str(tmp_path / "empty"), "--out", str(tmp_path / "s")]
     assert cli.main(["sweep", "images", "--device", "cpu", *where]) == 1
-    why = f"no images in {tmp_path / 'empty'}: there is no file that ends in"
+    why = f"no images in {tmp_path / 'empty'}: no file ends in"
     assert record_of(tmp_path / "s")["runs"]["run"]["error"].startswith(why)
     assert not (tmp_path / "s" / "run").exists()
     shown = capfd.readouterr().out

@@ -142,9 +142,9 @@ def test_resume_refuses_another_text_and_takes_another_place(
     with pytest.raises(ValueError, match="length was 16, is now 12"):
         train_text(recipe(place, length=12), out=tmp_path / "run", resume=True)
     moved.write_text(moved.read_text() + "a man sings\n")
-    with pytest.raises(ValueError, match="64 sentences then, and there are 65 now"):
+    with pytest.raises(ValueError, match="64 sentences, and has 65 now"):
         train_text(again, out=tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match=r"STS-B dev.*is not what it was"):
+    with pytest.raises(ValueError, match="STS-B dev"):
         train_text(recipe(place, sts=None), out=tmp_path / "run", resume=True)
     runs.Run(tmp_path / "run").report.write_text("the page, which is written last")
     capsys.readouterr()

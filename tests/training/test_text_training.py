@@ -335,7 +335,7 @@ def test_what_is_wrong_is_said_in_one_message(
     text = ["--data", place / "text.txt"]
     assert "--data FILE" in complaint(capsys, *train)
     assert "there is no text file none.txt" in complaint(capsys, *train, "--data", "none.txt")
-    assert "there is no folder ./none with a model" in complaint(capsys, *train, *text, "--model", "./none")
+    assert "there is no model folder ./none" in complaint(capsys, *train, *text, "--model", "./none")
     assert "no more than 16 tokens" in complaint(capsys, *train, *text, "--model", place / "bert")
     assert "encode_length is 17" in complaint(capsys, *train, *text, *model, "--encode-length", 17)
     assert "don't fill one batch of 64" in complaint(capsys, *train, *text, *model)

@@ -86,7 +86,7 @@ def test_data_that_has_changed_is_noticed(tmp_path: Path, capsys: pytest.Capture
     name = load_splits(recipe).names[0]
     n = len(load_splits(recipe).pretrain)
     (folder / name).unlink()
-    changed = f"it was trained on {n} images then, and there are {n - 1} now"
+    changed = f"the training set had {n} images, and has {n - 1} now"
     for unfinished in (False, True):
         if unfinished:
             run.report.unlink()

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.training.building import build_method, build_recipe_encoder
 
 from fmicl.config.recipes import RECIPES
 from fmicl.data import ArraySamples, ViewStream
 from fmicl.methods import Method
 from fmicl.models.fast import capture_graph
-from fmicl.training.building import build_method, build_recipe_encoder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 

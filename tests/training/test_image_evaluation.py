@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fmicl.sweep.table import scores
 from torch import Tensor, nn
 
 from fmicl.cli import main as cli
@@ -15,7 +16,6 @@ from fmicl.cli import tables
 from fmicl.data import ArraySamples, FileSamples, ViewStream
 from fmicl.evaluation.features import evaluation_batch_size
 from fmicl.runs.report import write_report
-from fmicl.sweep.table import scores
 from fmicl.training.pipeline import train
 from fmicl.training.tasks import image_evaluation as results
 from fmicl.training.tasks.image_evaluation import evaluate_run

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fmicl import kernels as kernels
     from fmicl import losses as losses
     from fmicl import theory as theory
+    from fmicl.data import register_dataset as register_dataset
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
@@ -59,12 +60,14 @@ _HOMES = {
     "load_encoder": "runs.export",
     "register_divergence": "divergences",
     "register_objective": "losses",
+    "register_dataset": "data",
 }
 
 EXTRAS = {
     package: extra
     for extra, packages in {
-        "train": "lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
+        "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision "
+        "tyro",
         "text": "datasets sentence_transformers transformers",
         "slurm": "submitit",
     }.items()

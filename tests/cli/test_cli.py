@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fmicl.config.fields import leaves
 
 import fmicl
 from fmicl.cli import main as cli
 from fmicl.cli import tables
-from fmicl.config.fields import leaves
 from fmicl.config import RECIPES, recipe
 from fmicl.config.settings import Settings
-from fmicl.config import recipe
 from fmicl.runs import folder as runs
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fmicl.cli import main as cli
-from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 from fmicl.runs import folder as runs
 from fmicl.sweep.launchers import OF_A_SWEEP
 

@@ -89,6 +89,8 @@ def test_mocov3() -> None:
 
 
 def test_methods_need_no_lightning() -> None:
-    program = "import sys, fmicl.methods; print([name for name in ('lightning', 'fmicl.training') if name in sys.modules])"
+    program = (
+        "import sys, fmicl.methods; print([name for name in ('lightning', 'fmicl.training') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

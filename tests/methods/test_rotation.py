@@ -19,7 +19,7 @@ from fmicl.config import Settings, recipe
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method, MoCo, Rotation
 from fmicl.methods.rotation import RotationOptions, rotate
-from fmicl.models.fast import speed_up, speed_up_head
+from fmicl.models.fast import optimise_head, optimise_resnet
 from fmicl.models.vision import SmallConv, build_encoder
 from fmicl.training.checkpoints import load_checkpoint
 from fmicl.training.memory import measure_need
@@ -68,7 +68,9 @@ def test_a_head_that_knows_the_rotation_has_all_the_information() -> None:
     corners = nn.Linear(16, 4, bias=False)
     with torch.no_grad():
         corners.weight.zero_()
-        for turns, place in enumerate((0, 12, 15, 3)):  # top left; a rotation by 90 degrees counter-clockwise takes it down
+        for turns, place in enumerate(
+            (0, 12, 15, 3)
+        ):  # top left; a rotation by 90 degrees counter-clockwise takes it down
             corners.weight[turns, place] = 100.0
     rotation.head = corners  # type: ignore[assignment]
     images = torch.zeros(5, 1, 8, 8)
@@ -313,8 +315,8 @@ def test_the_gpu_optimised_network_computes_the_same_term() -> None:
     usual = build_encoder("resnet18", size=8, stem="small").to(device).train()
     rotation = Rotation(512, "js", weight=0.4, size=8, hidden=24).to(device)
     faster, twin = copy.deepcopy(usual), copy.deepcopy(rotation)
-    speed_up(faster)
-    assert speed_up_head(twin.head)
+    optimise_resnet(faster)
+    assert optimise_head(twin.head)
     images = torch.randn(2, 3, 16, 16, device=device)
     before = [value.clone() for name, value in usual.named_buffers() if "running" in name]
     expected, seen = rotation(usual, images), twin(faster, images)

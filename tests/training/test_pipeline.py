@@ -21,7 +21,7 @@ from fmicl.config import RECIPES, recipe
 from fmicl.data import Batch
 from fmicl.losses import OBJECTIVES
 from fmicl.methods import METHODS, Comparison, Method, MoCo, SimCLR
-from fmicl.models.norms import PastNorm
+from fmicl.models.norms import RunningStatisticsNorm
 from fmicl.runs.export import load_encoder
 from fmicl.runs.folder import Run
 from fmicl.runs.settings import read_settings
@@ -242,7 +242,7 @@ def test_momentum_and_statistics_reach_the_method() -> None:
         settings = digits(method="moco", **changes)
         method = build_image_method(settings, build_image_encoder(settings))
         assert isinstance(method, MoCo)
-        past = any(isinstance(module, PastNorm) for module in method.target_encoder.modules())
+        past = any(isinstance(module, RunningStatisticsNorm) for module in method.target_encoder.modules())
         made.append((method.initial_momentum, method.final_momentum, method.symmetric, past))
     assert made == [(0.99, 0.99, False, False), (0.9, 0.95, True, True)]
 

@@ -163,7 +163,7 @@ def test_broken_files_are_left_out_again(
     memory_gib: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In memory, or found and replaced during training, as in a folder too large to decode beforehand."""
-    monkeypatch.setattr("fmicl.data.images.folders._DECODED", 0)
+    monkeypatch.setattr("fmicl.data.images.listing.DECODED_LIMIT", 0)
     folder = make("images", tmp_path)
     assert folder is not None
     settings = small("images", folder, memory_gib=memory_gib, epochs=3, checkpoint_steps=1, monitor_every=0)

@@ -109,7 +109,7 @@ def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> Non
 
 
 def test_unused_options_are_named() -> None:
-    assert list(recipe("wikipedia", hidden=8, temperature=0.1).unused()) == ["hidden", "temperature"]
+    assert list(recipe("wikipedia", hidden=8, temperature=0.1).unused()) == ["temperature", "hidden"]
     assert recipe("wikipedia", hidden=8, method="mocov3").unused() == {}
 
 
@@ -316,8 +316,8 @@ def test_wrong_input_ends_in_one_message(
     model = ["--model", place / "bert", "--length", 16]
     text = ["--data", place / "text.txt"]
     assert "--data FILE" in error_of(capsys, *command)
-    assert "there is no text file none.txt" in error_of(capsys, *command, "--data", "none.txt")
-    assert "there is no folder ./none with a model" in error_of(capsys, *command, *text, "--model", "./none")
+    assert "there is no file none.txt" in error_of(capsys, *command, "--data", "none.txt")
+    assert "there is no model folder ./none" in error_of(capsys, *command, *text, "--model", "./none")
     assert "no more than 16 tokens" in error_of(capsys, *command, *text, "--model", place / "bert")
     assert "encode_length is 17" in error_of(capsys, *command, *text, *model, "--encode-length", 17)
     assert "don't fill one batch of 64" in error_of(capsys, *command, *text, *model)

@@ -59,7 +59,7 @@ def test_a_small_folder_is_trained_on_without_its_broken_files(
 def test_a_file_that_fails_in_decoding_does_not_end_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fmicl.data.images.folders._DECODED", 0)  # as in a folder too large to decode beforehand
+    monkeypatch.setattr("fmicl.data.images.listing.DECODED_LIMIT", 0)  # as in a folder too large to decode beforehand
     folder = make("images", tmp_path, n=30)
     assert folder is not None
     splits = load_splits(small("images", folder, memory_gib=0.0))
@@ -88,7 +88,7 @@ def test_changed_data_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     name = load_splits(settings).names[0]
     n = len(load_splits(settings).pretrain)
     (folder / name).unlink()
-    changed = f"it was trained on {n} images then, and there are {n - 1} now"
+    changed = f"the training set had {n} images, and has {n - 1} now"
     for unfinished in (False, True):
         if unfinished:
             run.report.unlink()

@@ -11,7 +11,7 @@ import torch
 
 from fmicl.cli import main as cli
 from fmicl.config import recipe
-from fmicl.data import ArraySamples, Splits, described, load_images
+from fmicl.data import ArraySamples, Splits, describe_splits, load_images
 from fmicl.training.pipeline import train, warnings_of
 from fmicl.training.tasks import image_evaluation
 from fmicl.training.tasks.image_evaluation import evaluate_run
@@ -38,7 +38,7 @@ def test_a_run_prints_its_classes(folder: Path, tmp_path: Path, capsys: pytest.C
 def test_many_classes_are_counted_and_the_first_are_named() -> None:
     images = ArraySamples(torch.zeros(1200, 1, 2, 2, dtype=torch.uint8))
     names = tuple(f"n{i}" for i in range(1000))
-    line = described(Splits(images, images, images, names, split="val"))
+    line = describe_splits(Splits(images, images, images, names, split="val"))
     assert line == f"1,000 classes: {', '.join(names[:10])} and 990 more; 1,200 images in the val split"
 
 
@@ -67,7 +67,7 @@ def test_splits_are_found_in_upper_and_lower_case(tmp_path: Path, names: tuple[s
 def test_one_subfolder_is_no_class(tmp_path: Path) -> None:
     make_classes(tmp_path, {"cat": 3})
     write_image(tmp_path / "x.png")
-    assert described(load_images("images", tmp_path, size=32)) == "no classes: 4 images without labels"
+    assert describe_splits(load_images("images", tmp_path, size=32)) == "no classes: 4 images without labels"
 
 
 def test_a_folder_that_the_data_does_not_need_is_warned_of() -> None:

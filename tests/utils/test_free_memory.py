@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fmicl.utils.memory import free_memory
+from fmicl.utils.machine import free_memory
 
 
 def write(root: Path, **files: str) -> Path:

@@ -253,7 +253,7 @@ def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(FileExistsError, match="never overwrites"):
         train(digits(epochs=1), out=Path("mine"))
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="file is a file, not the folder of a run"):
+    with pytest.raises(ValueError, match="file is a file"):
         train(digits(epochs=1), out=Path("file"), resume=True)
     with pytest.raises(ValueError, match="not a run to resume"):
         train(digits(epochs=1), out=Path("mine"), resume=True)

@@ -314,7 +314,8 @@ class MomentumMethod(Method):
 
     Batch normalisation by the statistics of the batch makes each key know which batch it is of, and so does each query:
     where negatives are of other batches (MoCo's queue), a network can learn to tell batches apart in place of samples.
-    With ``statistics="past"`` keys are normalised by those of the batches before (:class:`fmicl.models.norms.RunningStatisticsNorm`), and
+    With ``statistics="past"`` keys are normalised by those of the batches before
+    (:class:`fmicl.models.norms.RunningStatisticsNorm`), and
     the key of a sample doesn't depend on the rest of its batch. Cai et al., "Exponential Moving Average Normalization
     for Self-supervised and Semi-supervised Learning", 2021, take an average of the first encoder's in their place.
 
@@ -346,7 +347,8 @@ class MomentumMethod(Method):
         if statistics not in ("batch", "past"):
             raise ValueError(f'statistics are those of the "batch" or of the "past" ones, got {statistics!r}')
         if statistics == "past":
-            self.target_encoder, self.target_projection = use_running_statistics(self.target_encoder), use_running_statistics(self.target_projection)
+            self.target_encoder = use_running_statistics(self.target_encoder)
+            self.target_projection = use_running_statistics(self.target_projection)
 
     def momentum(self) -> float:
         """The m of the step that comes next: m1 - (m1 - m0) (1 + cos(pi t)) / 2, with t from 0 to 1 over the run."""

@@ -33,7 +33,7 @@ from fmicl.evaluation.probes import extract_features, knn_accuracy, linear_probe
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import COPY_IT, Run, exclude_runs, open_run, read_fingerprint, read_recipe
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_writable, back_up_json, write_json, write_atomically
+from fmicl.utils.files import back_up_json, check_writable, write_atomically, write_json
 
 EVALUATION_BATCH = 512
 EVALUATION_PIXELS = 2**19
@@ -140,7 +140,8 @@ def evaluate_run(
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
-        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {summarise_skipped(broken)}")
+        files = summarise_skipped(broken)
+        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {files}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, recipe)
     back_up_json(run.results, results)
     write_atomically(run.arrays, lambda path: save_file(arrays, path))
@@ -166,7 +167,8 @@ def load_splits(recipe: Recipe, say: Callable[[str], None] | None = None) -> Spl
             exclude=exclude_runs,
         )
     if splits.skipped and say is not None:
-        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {summarise_skipped(splits.skipped)}")
+        files = summarise_skipped(splits.skipped)
+        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {files}")
     if splits.left_out and say is not None:
         say(f"warning: folders in {recipe.data_dir} are left out: {summarise_skipped(splits.left_out)}")
     return splits

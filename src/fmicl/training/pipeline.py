@@ -336,7 +336,8 @@ def describe(method: Method) -> str:
 
 def _report_broken(broken: Sequence[Skipped]) -> None:
     """Of files that passed the look at their header and end; each process tells what it has met."""
-    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {summarise_skipped(broken)}")
+    files = summarise_skipped(broken)
+    say(f"warning: {len(broken)} image(s) can't be decoded, others are trained on in their place: {files}")
 
 
 def report_unused(recipe: Settings, default: Settings) -> None:

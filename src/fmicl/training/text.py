@@ -51,7 +51,7 @@ from fmicl.training.pipeline import (
 from fmicl.training.processes import check_batch, resolve_processes
 from fmicl.training.text_evaluation import evaluate_text, note_scores, stsb_scorer
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import write_json, write_atomically
+from fmicl.utils.files import write_atomically, write_json
 
 
 def train_text(

@@ -17,7 +17,7 @@ from fmicl.models.norms import evaluation_mode
 from fmicl.models.text import Tokenizer, pooled_transformer, quiet_transformers
 from fmicl.runs.folder import Run, read_kind
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_new_file, back_up_json, read_json, write_json, write_atomically
+from fmicl.utils.files import back_up_json, check_new_file, read_json, write_atomically, write_json
 from fmicl.utils.validation import TokenPooling
 
 if TYPE_CHECKING:

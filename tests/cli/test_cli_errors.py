@@ -25,8 +25,8 @@ def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("arguments", "where", "why"),
     [
-        ("images", "of images in {}/runs", "images (any folder of images, with or without class subfolders) is read"),
-        ("images --out new/run", "in new/run", "images (any folder of images, with or without class subfolders) is"),
+        ("images", "of images in {}/runs", "images is read from a folder"),
+        ("images --out new/run", "in new/run", "images is read from a folder"),
         ("digits --data-dir /nowhere --dataset images", "of digits in {}/runs", "there is no folder /nowhere"),
         ("wikipedia", "of wikipedia in {}/runs", "which text to train on is not said"),
     ],

@@ -192,7 +192,7 @@ def test_while_a_graph_is_recorded_the_loss_is_nearly_the_same(
         return value.detach(), slope
 
     exact, wanted = both()
-    monkeypatch.setattr(functional, "recording", lambda _: True)
+    monkeypatch.setattr(functional, "is_capturing", lambda _: True)
     monkeypatch.setattr(functional, "optimal_shift", lambda *_, **__: pytest.fail("it looks at values"))
     seen, found = both()
     torch.testing.assert_close(seen, exact, rtol=1e-5, atol=1e-5)

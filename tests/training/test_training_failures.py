@@ -192,7 +192,10 @@ def test_a_warning_names_the_option_and_its_owner(changes: dict[str, Any], name:
     [
         ({"stem": "small", "stable_vit": False}, ["stable_vit", "stem"]),
         ({"encoder": "resnet18", "stem": "small", "stable_vit": False}, ["stable_vit"]),
-        ({"encoder": "vit_tiny_patch16_224", "size": 16, "depth": 1, "stem": "standard", "stable_vit": False}, ["stem"]),
+        (
+            {"encoder": "vit_tiny_patch16_224", "size": 16, "depth": 1, "stem": "standard", "stable_vit": False},
+            ["stem"],
+        ),
         ({"encoder": "resnet18", "stem": "small"}, []),
     ],
 )

@@ -18,7 +18,7 @@ import torch
 
 from fmicl.cli import main as cli
 from fmicl.config import Settings
-from fmicl.data.images import reading
+from fmicl.data.images import decoding as reading
 from fmicl.methods import METHODS
 from fmicl.models.vision import SmallConv
 from fmicl.runs.folder import Run

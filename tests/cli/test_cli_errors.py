@@ -10,7 +10,7 @@ import pytest
 from fmicl.cli import main as cli
 from fmicl.config import recipe
 from fmicl.runs import folder as runs
-from fmicl.sweep.launchers import OF_A_SWEEP
+from fmicl.utils.environment import STARTED_BY_SWEEP
 
 
 def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ def test_a_run_of_a_sweep_that_can_not_begin_says_only_what_is_wrong(
 ) -> None:
     """The sweep resumes all its runs, those that were not there among them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(OF_A_SWEEP, "1")
+    monkeypatch.setenv(STARTED_BY_SWEEP, "1")
     assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere", "--out", "sweep/run"]) == 2
     assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from fmicl.cli import tables
 from fmicl.data import ArraySamples, FileSamples, ViewStream
 from fmicl.evaluation.features import evaluation_batch_size
 from fmicl.runs.report import write_report
-from fmicl.sweep.table import scores
+from fmicl.sweep.summary import scores
 from fmicl.training.pipeline import train
 from fmicl.training.tasks import image_evaluation as results
 from fmicl.training.tasks.image_evaluation import evaluate_run

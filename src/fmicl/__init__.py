@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fmicl import kernels as kernels
     from fmicl import losses as losses
     from fmicl import theory as theory
+    from fmicl.config import recipe as recipe
+    from fmicl.config import register_recipe as register_recipe
     from fmicl.data import register_dataset as register_dataset
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
     from fmicl.losses import functional as functional
     from fmicl.losses import register_objective as register_objective
+    from fmicl.methods import register_method as register_method
     from fmicl.runs.export import load_encoder as load_encoder
+    from fmicl.training import train as train
 
 __version__ = "0.1.0"
 
@@ -58,9 +62,13 @@ _HOMES = {
     "divergence": "divergences",
     "list_divergences": "divergences",
     "load_encoder": "runs.export",
-    "register_divergence": "divergences",
-    "register_objective": "losses",
+    "recipe": "config",
     "register_dataset": "data",
+    "register_divergence": "divergences",
+    "register_method": "methods",
+    "register_objective": "losses",
+    "register_recipe": "config",
+    "train": "training",
 }
 
 EXTRAS = {

@@ -20,7 +20,7 @@ import fmicl
 from fmicl.data import DATASETS, ArraySamples, LoadRequest, Splits, list_datasets, load_images
 from fmicl.training.pipeline import train
 from image_sets import arrays, labels_of
-from small_recipes import small
+from small_settings import small
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 

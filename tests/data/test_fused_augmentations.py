@@ -10,8 +10,8 @@ import torch
 
 from devices import TRITON_DEVICE
 from fmicl.data import ArraySamples
-from fmicl.data.augmentations import ViewMaker
 from fmicl.data.augmentations.fused import can_fuse_views, fused_views
+from fmicl.data.augmentations.maker import ViewMaker
 from fmicl.data.augmentations.views import Views
 
 GREY = Views(size=8, grey=0.0, mean=(0.3,), std=(0.4,))

@@ -13,8 +13,8 @@ from fmicl.cli import main as cli
 from fmicl.config import Settings
 from fmicl.data import find_images, load_images
 from fmicl.runs.folder import exclude_runs
-from fmicl.training.tasks.image_parts import load_splits
 from fmicl.training.pipeline import train
+from fmicl.training.tasks.image_parts import load_splits
 from image_sets import damage_header, make_classes, write_image
 from small_settings import small
 

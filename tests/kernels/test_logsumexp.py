@@ -159,7 +159,7 @@ class TestLogSumExp:
     def test_skipped_entries_of_a_tile(self, shift: int, height: int) -> None:
         """Both views of a sample, in a tile anywhere."""
         seen = torch.zeros(height, 5)
-        for part in tiled._skipped(seen, shift, 8, 8, paired=True):
+        for part in tiled._skipped(seen, shift, slice(8, 8 + height), slice(8, 13), paired=True):
             part.fill_(1.0)
         row, column = torch.arange(8, 8 + height), torch.arange(8, 13)
         assert torch.equal(seen.bool(), (row[:, None] + shift) // 2 == column[None, :] // 2)

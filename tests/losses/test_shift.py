@@ -188,7 +188,7 @@ def test_during_capture_of_a_cuda_graph(name: str, mode: str, monkeypatch: pytes
         return value.detach(), slope
 
     exact, wanted = both()
-    monkeypatch.setattr(shift, "recording", lambda _: True)
+    monkeypatch.setattr(shift, "is_capturing", lambda _: True)
     monkeypatch.setattr(shift, "optimal_shift", lambda *_, **__: pytest.fail("reads values on the host"))
     seen, found = both()
     torch.testing.assert_close(seen, exact, rtol=1e-5, atol=1e-5)

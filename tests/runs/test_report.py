@@ -277,7 +277,7 @@ def test_page_moves_with_its_folder(finished: Path, tmp_path: Path) -> None:
 
 
 def test_page_of_a_text_run_shows_sts_scores_over_steps(run: Path) -> None:
-    (run / "settings.json").write_text('{"kind": "text", "settings": {"model": "bert"}}')
+    (run / "settings.json").write_text('{"task": "text", "settings": {"model": "bert"}}')
     (run / "metrics.csv").write_text("step,loss,stsb_dev\n125,2,70\n250,1,75\n")
     results = {"step": 250, "stsb_dev": 75.0, "chosen_by": "stsb_dev"}
     (run / "results.json").write_text(json.dumps(results))

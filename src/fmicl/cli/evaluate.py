@@ -62,7 +62,7 @@ class Evaluate:
         for option, value in of_images.items():
             if value is not None:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
-                from fmicl.runs.folder import READ_ONLY_HINT
+        from fmicl.runs.folder import READ_ONLY_HINT
         from fmicl.training.tasks.text_evaluation import evaluate_text, note_scores
         from fmicl.utils.files import check_writable
 

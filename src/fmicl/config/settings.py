@@ -414,14 +414,19 @@ class Settings:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    """A value as its option has it: JSON's strings and lists as paths and tuples, numpy's numbers as Python's."""
+    """A value in its option's type: paths for strings, tuples for lists, floats for whole numbers, no numpy numbers.
+
+    Equal values have one form, so that they have one hash.
+    """
+    if hasattr(value, "item") and not hasattr(value, "backward"):
+        value = value.item()
     kinds = (hint, *typing.get_args(hint))
+    if isinstance(value, list | tuple):
+        return tuple(_converted(item, kinds[1] if len(kinds) > 1 else None) for item in value)
     if isinstance(value, str) and Path in kinds:
         return Path(value)
-    if isinstance(value, list):
-        return tuple(value)
-    if hasattr(value, "item") and not hasattr(value, "backward"):
-        return value.item()
+    if isinstance(value, int) and not isinstance(value, bool) and float in kinds and int not in kinds:
+        return float(value)
     return value
 
 

@@ -69,13 +69,13 @@ def write_report(path: Path | str) -> Path:
     notes: list[str] = []
     settings = _read_object(run.settings, "the settings", notes)
     results = _read_object(run.results, "the results: the run may not have ended", notes)
-    kind = _KINDS.get(str(settings.get("kind")), _KINDS["images"])
+    task = _TASKS.get(str(settings.get("task")), _TASKS["images"])
     page = _environment().get_template("report.html.j2").render(
         title=_title(run, settings),
         facts=_facts(settings),
-        results=kind.results(results) if results else None,
-        figures=[*_curves(run, kind, notes), *(_array_figures(run, notes) if kind.has_arrays else ())],
-        metrics=_metrics_table(run, kind),
+        results=task.results(results) if results else None,
+        figures=[*_curves(run, task, notes), *(_array_figures(run, notes) if task.has_arrays else ())],
+        metrics=_metrics_table(run, task),
         settings=_settings(settings),
         notes=notes,
         colours=COLOURS,
@@ -227,7 +227,7 @@ _TEXT_CURVES = (
     _Curve("stsb_dev", "STS-B dev", "Spearman x 100", "The checkpoint was selected by this score."),
     *_GEOMETRY_CURVES,
 )
-_KINDS = {
+_TASKS = {
     "images": _Kind("epoch", "knn", _IMAGE_CURVES, _image_results, has_arrays=True),
     "text": _Kind("step", "stsb_dev", _TEXT_CURVES, _text_results, has_arrays=False),
 }

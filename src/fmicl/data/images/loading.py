@@ -40,10 +40,10 @@ def require_data_dir(name: str, data_dir: Path | str | None) -> Path | str:
     """The folder of a dataset that is read from one.
 
     Raises:
-        ValueError: none is given, or there is no such dataset.
+        ValueError: none is given.
     """
     if data_dir is None:
-        raise ValueError(f"{name} is read from a folder, but none is given: set --data-dir. {DATASETS[name].summary}")
+        raise ValueError(f"{name} is read from a folder, but none is given: set --data-dir")
     return data_dir
 
 

@@ -2,50 +2,66 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from fmicl.config.recipes import RECIPES
+from fmicl.config import OptimisationOptions, Settings, recipe
 from fmicl.data import ArraySamples, ViewStream
+from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
 from fmicl.models.fast import capture_graph
-from fmicl.training.building import build_method, build_recipe_encoder
+from fmicl.training.module import TrainingModule
+from fmicl.training.optimisation import Optimisation
+from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 STEPS = 4
 
 
+def build(settings: Settings, device: torch.device, objective: nn.Module | None = None) -> TrainingModule:
+    """The module of these settings, with an optimiser but without a trainer."""
+    torch.manual_seed(0)
+    method = build_image_method(settings, build_image_encoder(settings))
+    method.objective = objective or method.objective
+    module = TrainingModule(method, Optimisation.of(settings[OptimisationOptions], STEPS)).to(device)
+    optimizer = module.configure_optimizers()
+    module.optimizers = lambda *_, **__: optimizer  # type: ignore[assignment,method-assign]
+    return module
+
+
+def stream_of(settings: Settings, images: torch.Tensor, device: torch.device, *, compile: bool = False) -> ViewStream:
+    families = view_pair(settings[Views], settings[SecondViewOptions])
+    return ViewStream(
+        ArraySamples(images), families, 64, seed=0, device=device, multiplicity=settings.multiplicity, compile=compile
+    )
+
+
 def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tuple[list[float], Method]:
     """Losses of some steps, and the trained method."""
-    recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64, queue=256, learning_rate=0.02, **changes)
+    settings = recipe("cifar10", batch_size=64, queue=256, learning_rate=0.02, **changes)
     device = torch.device("cuda")
-    torch.manual_seed(0)
-    images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8)
-    stream = ViewStream(
-        ArraySamples(images), recipe.view_pair, 64, seed=0, device=device,
-        multiplicity=recipe.multiplicity, compile=faster,
-    )  # fmt: skip
-    method = build_method(recipe, build_recipe_encoder(recipe), STEPS).to(device)
-    optimizer = method.configure_optimizers()
-    method.optimizers = lambda *_, **__: optimizer  # type: ignore[assignment,method-assign]
+    images = torch.randint(256, (64 * STEPS, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    module = build(settings, device)
+    optimizer = module.optimizers()
+    assert isinstance(optimizer, torch.optim.Optimizer)
     if faster:
-        method.compile_parts(device)
-        assert method.recording
+        module.accelerate(device)
+        assert module.capture
     losses = []
-    for batch in stream:
+    for batch in stream_of(settings, images, device, compile=faster):
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16, enabled=half):
-            loss = method.training_step(batch, 0)["loss"]
-        loss.backward()
-        method.on_after_backward()
+            loss = module.training_step(batch, 0)["loss"]
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        module.on_after_backward()
         optimizer.step()
         losses.append(float(loss.detach()))
-    assert not faster or (method.recording and method._recorded is not None)
-    return losses, method
+    assert not faster or (module.capture and module._captured is not None)
+    return losses, module.method
 
 
 every_kind = pytest.mark.parametrize(
@@ -127,21 +143,16 @@ def test_parameters_of_the_objective_get_gradients_in_a_captured_step() -> None:
             return self.scale * (x - y).square().mean()
 
     scales = []
+    settings, device = recipe("cifar10", batch_size=64), torch.device("cuda")
+    images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for faster in (False, True):
-        recipe = dataclasses.replace(RECIPES["cifar10"].recipe, batch_size=64)
-        device = torch.device("cuda")
-        torch.manual_seed(0)
-        method = build_method(recipe, build_recipe_encoder(recipe), STEPS)
-        method.objective = Scaled()
-        optimizer = method.to(device).configure_optimizers()
-        method.optimizers = lambda *_, _own=optimizer, **__: _own  # type: ignore[method-assign]
+        objective = Scaled()
+        module = build(settings, device, objective)
         if faster:
-            method.compile_parts(device)
-        images = torch.randint(256, (64, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-        (batch,) = ViewStream(ArraySamples(images), recipe.view_pair, 64, seed=0, device=device)
-        method.training_step(batch, 0)["loss"].backward()
-        assert not faster or method._recorded is not None
-        scale = method.objective.scale.grad
-        assert scale is not None
-        scales.append(float(scale))
+            module.accelerate(device)
+        (batch,) = stream_of(settings, images, device)
+        module.training_step(batch, 0)["loss"].backward()  # type: ignore[no-untyped-call, unused-ignore]
+        assert not faster or module._captured is not None
+        assert objective.scale.grad is not None
+        scales.append(float(objective.scale.grad))
     assert scales[1] == pytest.approx(scales[0], rel=2e-2)

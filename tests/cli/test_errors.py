@@ -1,0 +1,204 @@
+"""Errors of the command line: one message that says what to do, an exit code, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from command_line import needs_sweep
+from fmicl.cli import main as cli
+from fmicl.config import recipe
+from fmicl.runs.folder import create_run
+from fmicl.runs.settings import write_settings
+from fmicl.utils.environment import STARTED_BY_SWEEP
+
+
+def make_run(name: str, out: Path | None = None) -> Path:
+    run = create_run(name, out)
+    write_settings(run, recipe(name), "cpu")
+    return run.path
+
+
+def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run("digits", tmp_path / "run")
+    assert cli.main(["train", "cifar10", "--resume", "--out", str(run)]) == 2
+    assert f"fmicl train digits --resume --out {run}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "where", "why"),
+    [
+        ("images", "of images in {}/runs", "--data-dir"),
+        ("images --out new/run", "in new/run", "--data-dir"),
+        ("digits --data-dir /nowhere --dataset images", "of digits in {}/runs", "/nowhere"),
+        ("wikipedia", "of wikipedia in {}/runs", "--data"),
+    ],
+)
+def test_a_resume_that_finds_no_run_and_can_start_none_says_both(
+    arguments: str,
+    where: str,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", *arguments.split(), "--resume"]) == 2
+    first, _, second = capsys.readouterr().err.partition(": error: ")[2].partition(": ")
+    assert f"no run {where.format(tmp_path)} " in first
+    assert why in second
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_of_a_sweep_that_can_not_start_says_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sweep resumes all its runs, also those that don't exist yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(STARTED_BY_SWEEP, "1")
+    assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere", "--out", "sweep/run"]) == 2
+    assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run("images")
+    assert cli.main(["train", "images", "--resume", "--data-dir", "/nowhere"]) == 2
+    assert capsys.readouterr().err.startswith("fmicl: error: there is no folder /nowhere")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "hint"),
+    [
+        ("train digits --out FILE", "FILE", "--out"),
+        ("train digits --out FILE/run", "FILE", "--out"),
+        pytest.param("sweep digits --out RUN", "RUN", "--out", marks=needs_sweep),
+        pytest.param("sweep digits --out FILE/sweep", "FILE", "--out", marks=needs_sweep),
+        ("train digits --out FILE --resume", "FILE", "not a run folder"),
+        ("evaluate FILE", "FILE", "not a run folder"),
+        ("report FILE", "FILE", "not a run folder"),
+        ("embed RUN one.jpg -o x.npz", "one.jpg", "folder"),
+    ],
+)
+def test_a_file_in_the_place_of_a_folder_is_one_line(
+    arguments: str,
+    name: str,
+    hint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("FILE", "one.jpg"):
+        (tmp_path / file).write_text("")
+    make_run("digits", Path("RUN"))
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fmicl: error: ")
+    assert error.count("\n") == 1
+    assert name in error
+    assert hint in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        ("train", ["recipe"]),
+        ("trian digits", ["'trian'", "'train'"]),
+        ("train digits --epochs 0", ["epochs", "0"]),
+        ("train digits --flip 2", ["flip", "2"]),
+        ("train cifar10", ["--data-dir"]),
+        ("train imgs --data-dir x", ["recipe 'imgs'", "'images'"]),
+        ("train wiki", ["'wikipedia'"]),
+        pytest.param("sweep digitz --seed 0 1", ["recipe 'digitz'", "'digits'"], marks=needs_sweep),
+        ("train photos", ["recipe 'photos'", "digits, cifar10"]),
+        ("train cifar10 --data-dir /nowhere", ["/nowhere"]),
+        ("train digits --encoder resnet_18", ["resnet18"]),
+        ("train digits --divergence tsallis --order 1", ["order", "1"]),
+        (f"train digits --seed {2**63}", ["seed", str(2**63)]),
+        ("evaluate /nowhere", ["/nowhere"]),
+        ("report /nowhere", ["/nowhere"]),
+        ("embed /nowhere / -o x.csv", ["/nowhere"]),
+        ("evaluate /nowhere --json x.json", ["--json", "--sts"]),
+        ("evaluate /nowhere --sts DIR --workers 3", ["--workers", "--sts"]),
+        ("embed /nowhere / -o x.csv --pooling cls", ["--pooling"]),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_two(
+    arguments: str,
+    facts: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(arguments.split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fmicl: error: ")
+    assert "Traceback" not in error
+    assert [fact for fact in facts if fact not in error] == [], error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "digits"], "--out"),
+        (["train", "digits", "--out", "new/run"], "--out"),
+        (["train", "digits", "--out", "RUN", "--resume"], "copy the run folder"),
+        pytest.param(["sweep", "digits"], "--out", marks=needs_sweep),
+        pytest.param(["sweep", "digits", "--out", "new/sweep"], "--out", marks=needs_sweep),
+        (["evaluate", "RUN"], "copy the run folder"),
+        (["evaluate", "RUN", "--sts", "STS"], "copy the run folder"),
+        (["evaluate", "MODEL", "--sts", "STS", "--json", "x.json"], "--json"),
+        (["report", "RUN"], "copy the run folder"),
+        (["embed", "RUN", ".", "-o", "x.csv"], "-o"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_the_work(
+    arguments: list[str],
+    hint: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run("digits", tmp_path / "RUN")
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("fmicl.utils.files.os.access", lambda *_: False)  # root may write anywhere
+    monkeypatch.setattr("fmicl.training.pipeline.create_run", None)  # that late would be too late
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert "permission" in error
+    assert hint in error
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("arguments", ["images --data-dir nowhere", "wikipedia --data nowhere.txt"])
+def test_a_folder_that_exists_is_refused_before_anything_is_read(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    assert cli.main(["train", *arguments.split(), "--out", "mine"]) == 2
+    assert capsys.readouterr().err.startswith("fmicl: error: mine exists")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fact"),
+    [("train digits --epochs x", "--epochs"), ("train digits --divergence kll", "kll"), ("report", "RUN")],
+)
+def test_what_can_not_be_parsed_is_exit_code_two(arguments: str, fact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        cli.main(arguments.split())
+    assert exit_code.value.code == 2
+    error = capsys.readouterr().err
+    assert fact in error
+    assert "Traceback" not in error

@@ -1,0 +1,28 @@
+"""`python -m fmicl` in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+needs_sweep = pytest.mark.skipif(importlib.util.find_spec("fmicl.cli.sweep") is None, reason="fmicl.cli.sweep")
+"""Marks tests of `fmicl sweep`."""
+
+
+def fmicl(*arguments: str, env: Mapping[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return python("-m", "fmicl", *arguments, env={"COLUMNS": "200", **(env or {})}, **options)
+
+
+def python(
+    *arguments: str, env: Mapping[str, str] | None = None, **options: object
+) -> subprocess.CompletedProcess[str]:
+    """Run Python to its end."""
+    defaults: dict[str, object] = {"capture_output": True, "text": True, "timeout": 300}
+    environment = {**os.environ, **(env or {})}
+    return subprocess.run([sys.executable, *arguments], env=environment, **{**defaults, **options})  # type: ignore[call-overload,no-any-return]

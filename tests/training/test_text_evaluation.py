@@ -105,7 +105,7 @@ def test_wrong_paths_and_options_end_in_one_message(
     run, plain, other = tmp_path / "run", tmp_path / "plain", tmp_path / "other"
     for folder, file in ((run, "settings.json"), (plain, "config.json"), (other, "notes.txt")):
         folder.mkdir()
-        (folder / file).write_text("{}")
+        (folder / file).write_text('{"task": "images"}' if folder == run else "{}")
     assert "there is no folder /nowhere" in error_of(capsys, "/nowhere", "--sts", sts)
     assert "neither a run folder" in error_of(capsys, other, "--sts", sts)
     assert "a run folder with an image encoder" in error_of(capsys, run, "--sts", sts)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fmicl import kernels as kernels
     from fmicl import losses as losses
     from fmicl import theory as theory
+    from fmicl.config import recipe as recipe
+    from fmicl.config import register_recipe as register_recipe
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
     from fmicl.losses import functional as functional
     from fmicl.losses import register_objective as register_objective
+    from fmicl.methods import register_method as register_method
     from fmicl.runs.export import load_encoder as load_encoder
+    from fmicl.training import train as train
 
 __version__ = "0.1.0"
 
@@ -57,8 +61,12 @@ _HOMES = {
     "divergence": "divergences",
     "list_divergences": "divergences",
     "load_encoder": "runs.export",
+    "recipe": "config",
     "register_divergence": "divergences",
+    "register_method": "methods",
     "register_objective": "losses",
+    "register_recipe": "config",
+    "train": "training",
 }
 
 EXTRAS = {

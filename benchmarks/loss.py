@@ -258,11 +258,7 @@ def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, 
     if cuda:
         versions["cuda"] = str(torch.version.cuda)
     if commit is None:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-            capture_output=True, text=True, cwd=HERE, check=False,
-        )  # fmt: skip
-        commit = found.stdout.strip() or "unknown"
+        commit = git_commit()
     now = datetime.datetime.now(datetime.UTC)
     return {
         "device": settings["device"],
@@ -276,6 +272,16 @@ def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, 
         "command": shlex.join(["python", "benchmarks/loss.py", *sys.argv[1:]]),
         "quick": settings["quick"],
     }
+
+
+def git_commit() -> str | None:
+    """The commit of this tree; None where there is no git to ask."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip() or None
 
 
 def processor() -> str:

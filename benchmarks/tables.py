@@ -28,7 +28,10 @@ FLOORS = {"kl": "4 N² d", "infonce": "8 N² d", "ntxent": "24 N² d", "loss": "
 
 def _later(machine: dict[str, Any]) -> str:
     """Where cells of later runs stand in the tables."""
-    runs = [f"{run['date']} at {run['commit']} by `{run['command']}`" for run in machine.get("later", [])]
+    runs = [
+        f"{run['date']} at {run['commit'] or 'unknown commit'} by `{run['command']}`"
+        for run in machine.get("later", [])
+    ]
     return f", and cells of these later on: {'; '.join(runs)}" if runs else ""
 
 
@@ -52,7 +55,7 @@ def summary(data: dict[str, Any]) -> str:
         size = "small"
     return (
         f"{machine['name']}{threads}; {machine['dtype']} inputs; {versions}. Measured {machine['date']} at commit "
-        f"{machine['commit']} by `{machine['command']}`{_later(machine)}. "
+        f"{machine['commit'] or 'unknown'} by `{machine['command']}`{_later(machine)}. "
         f"Matrix rate in the same run ({machine['dtype']}, {size}): "
         f"{rate}{_sustained(data)}."
     )
@@ -63,9 +66,11 @@ def _sustained(data: dict[str, Any]) -> str:
     seen = data.get("sustained") or {}
     if "sustained_rate" not in seen:
         return ""
+    if "commit" not in seen:  # only files that growth.join put together name the run that it is of
+        seen = {**seen, "commit": data["machine"]["commit"], "rate": data["rate"]}
     text = (
-        f"; at {seen['commit']} {seen['rate'] / 1e12:.3g}, and {seen['sustained_rate'] / 1e12:.3g} over two seconds of "
-        "nothing else"
+        f"; at {seen['commit'] or 'unknown commit'} {seen['rate'] / 1e12:.3g}, and "
+        f"{seen['sustained_rate'] / 1e12:.3g} over two seconds of nothing else"
     )
     if "clock_mhz" in seen:
         limited = ", held down by its power limit" if seen["power_limited"] > 0.5 else ""

@@ -26,7 +26,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from reproduction import COLUMNS, ROOT, Record, is_main, load
 
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 __all__ = ["PANELS", "Curve", "curves", "described", "draw", "main"]
 
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
             return int(described(runs) not in drawn)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         picture = draw(runs)
-        write_whole(options.out, lambda path: path.write_bytes(picture))
+        write_atomically(options.out, lambda path: path.write_bytes(picture))
     except (OSError, ValueError) as error:
         print(f"curves.py: error: {error}", file=sys.stderr)
         return 2

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from fmicl.utils.files import read_json, write_whole
+from fmicl.utils.files import read_json, write_atomically
 
 __all__ = ["differences", "machine_fields", "main", "make_record", "record_name", "render"]
 
@@ -269,7 +269,7 @@ def write_record(name: str, record: Mapping[str, Any], into: Path) -> Path | Non
         if json.loads(path.read_text(encoding="utf-8")) == json.loads(text):
             return None
         raise FileExistsError(f"{path} is the record of another run, and is not overwritten: move it, or this run's")
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
     return path
 
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import BertTokenizer
 
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 __all__ = [
     "Batch", "Rows", "fingerprint", "held_out_batches", "make_batch", "make_rows", "mask_tokens", "pack", "read_lines",
@@ -134,7 +134,7 @@ def write_rows(path: Path, rows: tuple[Rows, Rows], settings: dict[str, Any]) ->
         with temporary.open("wb") as file:
             np.savez_compressed(file, train=rows[0], held_out=rows[1], settings=np.array(json.dumps(settings)))
 
-    write_whole(path, write, overwrite=False)
+    write_atomically(path, write, overwrite=False)
 
 
 def read_rows(path: Path, settings: dict[str, Any]) -> tuple[tuple[Rows, Rows], dict[str, Any]]:

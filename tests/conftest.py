@@ -1,4 +1,4 @@
-"""What all tests share, and what leaves the end of a run out."""
+"""Fixtures that several packages' tests use."""
 
 import os
 import signal
@@ -7,21 +7,28 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-# Triton decides at import whether its programs run on a GPU or in its interpreter, on the CPU.
+# Triton decides at import whether its kernels run on a GPU or in its interpreter, on the CPU.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
 def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave evaluation and page out where a test is not about them."""
-    monkeypatch.setattr("fmicl.training.pipeline.evaluate_run", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.runs.report.write_report", lambda _: None)
+    """Skip evaluation and report of runs on images; the encoder is still exported."""
+    monkeypatch.setattr("fmicl.training.tasks.images.evaluate_run", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
+
+
+@pytest.fixture
+def only_text_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip STS tasks and report of runs on text; the encoder is still exported."""
+    monkeypatch.setattr("fmicl.training.tasks.text.evaluate_text", lambda *_, **__: None)
+    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C as in a terminal: what a shell runs in its background ignores it."""
+    """Ctrl-C as in a terminal: processes that a shell starts in the background ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

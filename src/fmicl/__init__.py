@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fmicl import theory as theory
     from fmicl.config import recipe as recipe
     from fmicl.config import register_recipe as register_recipe
+    from fmicl.data import register_dataset as register_dataset
     from fmicl.divergences import Divergence as Divergence
     from fmicl.divergences import divergence as divergence
     from fmicl.divergences import list_divergences as list_divergences
@@ -62,6 +63,7 @@ _HOMES = {
     "list_divergences": "divergences",
     "load_encoder": "runs.export",
     "recipe": "config",
+    "register_dataset": "data",
     "register_divergence": "divergences",
     "register_method": "methods",
     "register_objective": "losses",
@@ -72,7 +74,8 @@ _HOMES = {
 EXTRAS = {
     package: extra
     for extra, packages in {
-        "train": "lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
+        "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision "
+        "tyro",
         "text": "datasets sentence_transformers transformers",
         "slurm": "submitit",
     }.items()

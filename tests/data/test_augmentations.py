@@ -21,7 +21,7 @@ from fmicl.data.augmentations.operations import (
     solarise,
     to_grey,
 )
-from fmicl.data.augmentations.views import SecondViewOptions, Views
+from fmicl.data.augmentations.views import Views
 
 ONE_LEVEL = 1.0 + 1e-3
 N = 24
@@ -70,7 +70,7 @@ def test_crop_and_flip_is_torchvisions_resized_crop(channels: int, height: int, 
             assert levels(ours[i], theirs) <= allowed
 
 
-def test_crop_of_the_whole_image_at_its_size_changes_nothing() -> None:
+def test_a_full_crop_at_full_size_is_the_identity() -> None:
     images = pictures(N, 3, 32, 32)
     zero, side = torch.zeros(N), torch.full((N,), 32.0)
     whole = CropBoxes(zero, zero, side, side)
@@ -111,14 +111,14 @@ def test_every_order_of_the_colour_operations_is_applied_as_given(channels: int)
         assert float(((turned - ours).abs().amax(dim=(1, 2, 3)) > 3).float().mean()) > 0.8
 
 
-def test_neutral_jitter_changes_nothing() -> None:
+def test_neutral_jitter_is_the_identity() -> None:
     images = pictures(N, 3, 12, 12).float()
     neutral, order = torch.tensor([1.0, 1.0, 1.0, 0.0]).repeat(N, 1), torch.arange(4).repeat(N, 1)
     assert torch.equal(colour_jitter(images, neutral, order, hue=False), images)
     assert levels(colour_jitter(images, neutral, order), images) < 1e-3
 
 
-def test_hue_wraps_round_and_leaves_grey_alone() -> None:
+def test_hue_is_periodic_and_does_not_change_grey() -> None:
     images = pictures(N, 3, 12, 12).float()
     assert levels(shift_hue(images, torch.ones(N)), images) < 1e-3
     grey = to_grey(images).expand(-1, 3, -1, -1)
@@ -140,7 +140,7 @@ def test_blur_is_torchvisions(side: tuple[int, int], kernel: int) -> None:
 
 
 @pytest.mark.parametrize("kernel", [4, 9])
-def test_blur_refuses_a_kernel_that_cannot_be(kernel: int) -> None:
+def test_blur_refuses_an_invalid_kernel_size(kernel: int) -> None:
     with pytest.raises(ValueError, match="must be odd and at most 7"):
         gaussian_blur(torch.zeros(1, 1, 4, 4), torch.ones(1), kernel)
 
@@ -251,7 +251,7 @@ def test_parameters_are_independent_and_in_range() -> None:
     assert float((torch.corrcoef(numbers) - torch.eye(len(numbers))).abs().max()) < 0.04
 
 
-def test_the_generator_decides_everything() -> None:
+def test_views_are_a_function_of_the_generator() -> None:
     images, maker = pictures(N, 3, 32, 32), ViewMaker(Views())
     first = maker(images, torch.Generator().manual_seed(5))
     torch.rand(3)
@@ -275,7 +275,7 @@ def test_digits_keep_one_channel(size: int) -> None:
     assert maker(pictures(N, 1, 8, 8), torch.Generator().manual_seed(0)).shape == (N, 1, size, size)
 
 
-def test_autocast_does_not_cost_precision() -> None:
+def test_autocast_does_not_change_views() -> None:
     images, maker = pictures(N, 3, 32, 32), ViewMaker(EVERYTHING)
     plain = maker(images, torch.Generator().manual_seed(0))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -317,12 +317,6 @@ def test_options_of_data_need_no_torch() -> None:
         ("std", (1.0, 0.0, 1.0)),
     ],
 )
-def test_options_out_of_range_are_named(name: str, value: object) -> None:
+def test_options_out_of_range_are_refused_by_name(name: str, value: object) -> None:
     with pytest.raises(ValueError, match=name):
         Views(**{name: value})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("name", ["second_blur", "second_solarise"])
-def test_options_of_the_second_view_are_probabilities(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name}.*1.5"):
-        SecondViewOptions(**{name: 1.5})

@@ -1,4 +1,4 @@
-"""Whether data is what it was: told of what is trained on and of what is evaluated on, and of nothing else."""
+"""Fingerprints of image data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from fmicl.data import ArraySamples, Splits, fingerprint, load_images, what_changed
+from fmicl.data import ArraySamples, Splits, describe_change, fingerprint, load_images
 from image_sets import make_classes, write_image
 
 
-def test_the_fingerprint_changes_with_the_data_and_with_nothing_else(tmp_path: Path) -> None:
+def test_the_fingerprint_of_files_changes_with_the_data_only(tmp_path: Path) -> None:
     make_classes(tmp_path / "here", {"a": 20, "b": 20})
 
     def load(folder: str, memory_limit: int = 0) -> Splits:
@@ -23,32 +23,32 @@ def test_the_fingerprint_changes_with_the_data_and_with_nothing_else(tmp_path: P
     assert fingerprint(load("here", 2**30)) == before  # in memory or on disk
     shutil.move(tmp_path / "here", tmp_path / "there")
     assert fingerprint(load("there")) == before
-    assert what_changed(before, load("there")) == ""
-    assert what_changed(None, load("there")) == ""
+    assert describe_change(before, load("there")) == ""
+    assert describe_change(None, load("there")) == ""
     trained = tmp_path / "there" / load("there").names[0]
     image = trained.read_bytes()
     write_image(trained, 5, (200, 100))
-    same = r"there are \d+ images that it is {} on, as before, but not the same ones"
-    assert re.fullmatch(same.format("trained"), what_changed(before, load("there")))
+    same = r"the {} set has \d+ images as before, but not the same ones"
+    assert re.fullmatch(same.format("training"), describe_change(before, load("there")))
     trained.unlink()
     n = before["samples"]
-    assert what_changed(before, load("there")) == (f"it was trained on {n} images then, and there are {n - 1} now")
+    assert describe_change(before, load("there")) == f"the training set had {n} images, and has {n - 1} now"
     trained.write_bytes(image)
     assert fingerprint(load("there")) == before
     held_out = tmp_path / "there" / load("there").test_names[0]
     write_image(held_out, 5, (200, 100))
-    assert re.fullmatch(same.format("evaluated"), what_changed(before, load("there")))
-    assert what_changed({k: v for k, v in before.items() if k != "evaluated"}, load("there")) == ""
+    assert re.fullmatch(same.format("evaluation"), describe_change(before, load("there")))
+    assert describe_change({k: v for k, v in before.items() if k != "evaluated"}, load("there")) == ""
     splits = load("there")
     assert splits.test is not None
     n = len(splits.test)
     fewer = dataclasses.replace(splits, test=splits.test.select(torch.arange(1, n)), test_names=splits.test_names[1:])
-    assert what_changed(before, fewer) == f"it was evaluated on {n} images then, and there are {n - 1} now"
+    assert describe_change(before, fewer) == f"the evaluation set had {n} images, and has {n - 1} now"
     none = dataclasses.replace(splits, test=None, test_names=())
-    assert what_changed(before, none) == f"it was evaluated on {n} images then, and there are 0 now"
+    assert describe_change(before, none) == f"the evaluation set had {n} images, and has 0 now"
 
 
-def test_the_fingerprint_of_arrays_sees_pixels_and_labels() -> None:
+def test_the_fingerprint_of_arrays_depends_on_pixels_and_labels() -> None:
     images, labels = torch.zeros(4, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
     other = images.clone()
     other[3, 0, 1, 1] = 1

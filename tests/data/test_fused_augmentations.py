@@ -1,4 +1,4 @@
-"""Views by one kernel against the same views by separate operations, in Triton's interpreter or on a GPU."""
+"""Fused augmentations against separate operations, on a GPU or in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from devices import TRITON_DEVICE
 from fmicl.data import ArraySamples
-from fmicl.data.augmentations.fused import fused_views, suits
+from fmicl.data.augmentations.fused import can_fuse_views, fused_views
 from fmicl.data.augmentations.maker import ViewMaker
 from fmicl.data.augmentations.views import Views
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GREY = Views(size=8, grey=0.0, mean=(0.3,), std=(0.4,))
 FAMILIES = {
     "CIFAR-10": (Views(size=32), 3, 32, 32),
@@ -28,48 +28,48 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_kernel_makes_the_same_views(name: str) -> None:
+def test_fused_views_equal_separate_operations(name: str) -> None:
     views, channels, height, width = FAMILIES[name]
     generator = torch.Generator().manual_seed(5)
-    images = torch.randint(256, (7, channels, height, width), generator=generator, dtype=torch.uint8).to(DEVICE)
-    index = torch.tensor([0, 3, 3, 6, 1, 5], device=DEVICE)
+    images = torch.randint(256, (7, channels, height, width), generator=generator, dtype=torch.uint8).to(TRITON_DEVICE)
+    index = torch.tensor([0, 3, 3, 6, 1, 5], device=TRITON_DEVICE)
     maker = ViewMaker(views)
-    uniforms = maker.uniforms(len(index), generator, DEVICE)
+    uniforms = maker.uniforms(len(index), generator, TRITON_DEVICE)
     expected = maker.apply(images[index], maker.parameters(uniforms, height, width))
     made = fused_views(views, images, index, uniforms)
     assert made.shape == expected.shape
-    # A grey level that is rounded down is one lower where rounding errors take it across a whole number.
+    # Grey levels are rounded down, so that rounding errors can change them by one.
     assert (made - expected).abs().max() < 0.05
     assert (made - expected).abs().mean() < 1e-4
-    assert made.stride(1) == 1, "the channels are last in memory, as convolutions like them"
+    assert made.stride(1) == 1, "channels last"
 
 
-def test_a_wrong_number_of_numbers_is_refused() -> None:
+def test_wrong_number_of_uniforms() -> None:
     images, index = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"2 views need \(2, 36\) numbers; got \(2, 35\)"):
+    with pytest.raises(ValueError, match=r"\(2, 36\).*\(2, 35\)"):
         fused_views(Views(size=8), images, index, torch.rand(2, 35))
 
 
-def test_images_that_are_not_dense_are_refused_and_samples_on_a_gpu_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A numpy array of (N, H, W, C), say, turned into (N, C, H, W): the kernel would read other pixels."""
+def test_images_must_be_contiguous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike a permuted (N, H, W, C) array, of which the kernel would read other pixels."""
     monkeypatch.setattr("fmicl.data.augmentations.fused.triton_runs_on", lambda _: True)
     images = torch.zeros(2, 8, 8, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
-    assert suits(Views(size=8), images.contiguous())
-    assert not suits(Views(size=8), images)
-    with pytest.raises(ValueError, match=r"must be contiguous; these have strides \(192, 1, 24, 3\)"):
+    assert can_fuse_views(Views(size=8), images.contiguous())
+    assert not can_fuse_views(Views(size=8), images)
+    with pytest.raises(ValueError, match=r"\(192, 1, 24, 3\)"):
         fused_views(Views(size=8), images, torch.zeros(2, dtype=torch.int64), torch.rand(2, 36))
     assert ArraySamples(images).to("meta").images.is_contiguous()
-    assert ArraySamples(images).to("cpu").images.data_ptr() == images.data_ptr()  # no copy where none is needed
+    assert ArraySamples(images).to("cpu").images.data_ptr() == images.data_ptr()  # no copy on the CPU
 
 
-def test_each_random_number_has_its_place() -> None:
-    """With one probability at 1 and the others at 0, the kernel does just this one thing."""
+def test_single_operations() -> None:
+    """With one probability at 1 and the others at 0."""
     still = Views(size=16, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), flip=0.0, jitter=0.0, grey=0.0)
     still = dataclasses.replace(still, mean=(0.0,) * 3, std=(1 / 255,) * 3)
-    images = torch.randint(256, (1, 3, 16, 16), generator=torch.Generator().manual_seed(0), dtype=torch.uint8).to(
-        DEVICE
-    )
-    index, uniforms = torch.zeros(1, dtype=torch.int64, device=DEVICE), torch.full((1, 36), 0.5, device=DEVICE)
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (1, 3, 16, 16), generator=generator, dtype=torch.uint8).to(TRITON_DEVICE)
+    index = torch.zeros(1, dtype=torch.int64, device=TRITON_DEVICE)
+    uniforms = torch.full((1, 36), 0.5, device=TRITON_DEVICE)
 
     def made(**changes: Any) -> torch.Tensor:
         return fused_views(dataclasses.replace(still, **changes), images, index, uniforms)
@@ -78,5 +78,5 @@ def test_each_random_number_has_its_place() -> None:
     torch.testing.assert_close(made(), plain, atol=1e-3, rtol=0)
     torch.testing.assert_close(made(flip=1.0), plain.flip(3), atol=1e-3, rtol=0)
     torch.testing.assert_close(made(solarise=1.0), torch.minimum(plain, 255 - plain), atol=1e-3, rtol=0)
-    luma = (plain * torch.tensor([0.2989, 0.587, 0.114], device=DEVICE).view(3, 1, 1)).sum(1, keepdim=True)
+    luma = (plain * torch.tensor([0.2989, 0.587, 0.114], device=TRITON_DEVICE).view(3, 1, 1)).sum(1, keepdim=True)
     torch.testing.assert_close(made(grey=1.0), luma.expand_as(plain), atol=1e-2, rtol=0)

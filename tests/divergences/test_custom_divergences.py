@@ -1,4 +1,4 @@
-"""Divergences that a user makes: from f alone, or by redefining a known one's penalty."""
+"""User-defined divergences: from a generator f, or by redefining the penalty of a subclass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import fmicl
 from fmicl import functional, theory
 from fmicl.divergences import Divergence
 from fmicl.divergences.catalogue import KL
-from fmicl.information.bounds import f_mutual_information, variational_bound
+from fmicl.information import f_mutual_information, variational_bound
 from two_views import F64, NAMES, batch
 
 
@@ -41,7 +41,7 @@ def test_the_conjugate_is_differentiable_more_than_once(name: str) -> None:
             torch.testing.assert_close(seen, true, rtol=1e-6, atol=1e-6)
 
 
-def test_the_conjugate_goes_through_torchs_transforms() -> None:
+def test_the_conjugate_in_torch_func() -> None:
     t = torch.linspace(-1, 2, 4, dtype=F64)
     kind, known = mine("kl"), fmicl.divergence("kl")
     transforms: list[Callable[..., Callable[..., Tensor]]] = [
@@ -56,7 +56,7 @@ def test_the_conjugate_goes_through_torchs_transforms() -> None:
 
 
 @pytest.mark.parametrize("kernel", ["auto", "reference"])
-def test_a_loss_with_it_has_the_right_hessian(kernel: str) -> None:
+def test_hessian_of_the_loss(kernel: str) -> None:
     x, y = batch(3, 2)
     hessians = [
         torch.autograd.functional.hessian(
@@ -79,14 +79,14 @@ def test_a_loss_with_it_has_the_right_hessian(kernel: str) -> None:
         (lambda u: -u.log(), math.inf),
     ],
 )
-def test_the_conjugate_at_the_end_of_its_domain(f: Callable[[Tensor], Tensor], at_supremum: float) -> None:
+def test_conjugate_at_the_supremum(f: Callable[[Tensor], Tensor], at_supremum: float) -> None:
     kind = Divergence.from_generator(f)
     end = torch.tensor(kind.supremum, dtype=F64)
     assert float(kind.conjugate(end)) == pytest.approx(at_supremum, rel=1e-6)
     assert float(kind.conjugate(end + 1e-6)) == math.inf
 
 
-def test_total_variation_has_a_tight_bound() -> None:
+def test_the_bound_of_total_variation_is_tight() -> None:
     kind = Divergence.from_generator(lambda u: (u - 1).abs() / 2, name="tv")
     joint = torch.tensor([[0.4, 0.1], [0.1, 0.4]], dtype=F64)
     scores = kind.derivative(joint / 0.25)
@@ -96,58 +96,49 @@ def test_total_variation_has_a_tight_bound() -> None:
     assert float(bound) == pytest.approx(float(f_mutual_information(joint, kind))) == pytest.approx(0.3)
 
 
-STRAIGHT: dict[str, Callable[[Tensor], Tensor]] = {
+PIECEWISE_LINEAR: dict[str, Callable[[Tensor], Tensor]] = {
     "total variation": lambda u: (u - 1).abs() / 2,
     "hockey-stick": lambda u: (u - 2).clamp(min=0.0),
     "nothing": lambda u: 0 * u,
 }
 
 
-@pytest.mark.parametrize("name", STRAIGHT)
-def test_an_f_of_straight_pieces_is_known_as_one(name: str) -> None:
-    kind = Divergence.from_generator(STRAIGHT[name], name=name)
-    assert kind.straight
-    assert kind.weighted(3.0).straight
+CURVED: dict[str, Divergence] = {
+    **{name: fmicl.divergence(name) for name in NAMES},
+    **{f"{name} from f": mine(name) for name in NAMES},
+    "in one place": Divergence.from_generator(lambda u: torch.where(u > 1, (u - 1) ** 2, 0 * u)),
+    "a little": Divergence.from_generator(lambda u: 1e-6 * u * u.log()),
+}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_f_with_a_curve_is_not_straight(name: str) -> None:
-    for kind in (fmicl.divergence(name), mine(name)):
-        assert not kind.straight
-        assert not kind.weighted(3.0).straight
-
-
-def test_an_f_that_is_curved_in_some_place_is_not_straight() -> None:
-    assert not Divergence.from_generator(lambda u: torch.where(u > 1, (u - 1) ** 2, 0 * u)).straight
-    assert not Divergence.from_generator(lambda u: 1e-6 * u * u.log()).straight
+@pytest.mark.parametrize("name", [*PIECEWISE_LINEAR, *CURVED])
+def test_piecewise_linear_is_detected(name: str) -> None:
+    kind = CURVED[name] if name in CURVED else Divergence.from_generator(PIECEWISE_LINEAR[name])
+    assert kind.piecewise_linear == kind.weighted(3.0).piecewise_linear == (name in PIECEWISE_LINEAR)
 
 
 @pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
-@pytest.mark.parametrize("name", STRAIGHT)
-def test_straight_pieces_make_no_loss_but_an_information(name: str, similarity: Literal["gaussian", "cosine"]) -> None:
-    kind = Divergence.from_generator(STRAIGHT[name], name=name)
-    words = rf"{name}: f is made of straight pieces .* no gradient to learn by; .*f_mutual_information takes it"
-    for of in (kind, kind.weighted(2.0)):
-        with pytest.raises(ValueError, match=r"f is made of straight pieces"):
-            fmicl.FMICLLoss(of, similarity=similarity)
-    with pytest.raises(ValueError, match=words):
+@pytest.mark.parametrize("name", PIECEWISE_LINEAR)
+def test_piecewise_linear_f_has_an_information_but_no_loss(
+    name: str, similarity: Literal["gaussian", "cosine"]
+) -> None:
+    kind = Divergence.from_generator(PIECEWISE_LINEAR[name], name=name)
+    for refused in (kind, kind.weighted(2.0)):
+        with pytest.raises(ValueError, match=rf"{name}.*piecewise linear"):
+            fmicl.FMICLLoss(refused, similarity=similarity)
+    with pytest.raises(ValueError, match=rf"{name}.*piecewise linear.*f_mutual_information"):
         functional.fmicl_loss(*batch(), kind, similarity=similarity)
+    with pytest.raises(ValueError, match=rf"{name}.*piecewise linear"):
+        theory.push(kind)
     joint = torch.tensor([[0.4, 0.1], [0.1, 0.4]], dtype=F64)
     ratios = joint / 0.25
-    assert float(f_mutual_information(joint, kind)) == pytest.approx(float(STRAIGHT[name](ratios).mean()))
-
-
-def test_straight_pieces_push_nothing() -> None:
-    kind = Divergence.from_generator(STRAIGHT["total variation"], name="tv")
-    with pytest.raises(ValueError, match="tv: f is made of straight pieces, so that no pair pushes or pulls"):
-        theory.push(kind)
+    assert float(f_mutual_information(joint, kind)) == pytest.approx(float(PIECEWISE_LINEAR[name](ratios).mean()))
 
 
 @pytest.mark.filterwarnings("ignore:__array_wrap__:DeprecationWarning")
-def test_an_f_of_numpys_is_told_what_to_take_instead() -> None:
-    words = r"mine: f must be made of torch operations, which can be differentiated \(torch\.log, not numpy's or math's"
+def test_numpy_operations_are_refused() -> None:
     for f in (lambda u: u * np.log(u), lambda u: u * torch.from_numpy(np.log(u.numpy()))):
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(TypeError, match=r"mine: .*torch\.log, not numpy"):
             Divergence.from_generator(f, name="mine")
 
 
@@ -155,8 +146,8 @@ def test_an_f_of_numpys_is_told_what_to_take_instead() -> None:
     ("f", "value"),
     [(lambda u: (u - 1) / (u - 1), "nan"), (lambda u: (u - 1).log(), "-inf"), (lambda u: 1 / (u - 1), "inf")],
 )
-def test_an_f_without_a_value_at_one_is_told_so(f: Callable[[Tensor], Tensor], value: str) -> None:
-    with pytest.raises(ValueError, match=rf"mine: f\(1\) must be 0, but f has no value \({value}\) at u = 1$"):
+def test_an_f_without_a_value_at_one_is_refused(f: Callable[[Tensor], Tensor], value: str) -> None:
+    with pytest.raises(ValueError, match=rf"mine: f\(1\) .*{value}"):
         Divergence.from_generator(f, name="mine")
 
 
@@ -164,7 +155,7 @@ def own_f(u: Tensor) -> Tensor:
     return u * u.log()
 
 
-def test_it_shows_the_function_that_it_was_made_of() -> None:
+def test_repr_names_the_function() -> None:
     assert repr(Divergence.from_generator(own_f, name="mine")) == "Divergence.from_generator(own_f, name='mine')"
     assert repr(mine("kl")) == "Divergence.from_generator(Divergence.f, name='mine')"
     assert repr(Divergence.from_generator(functools.partial(own_f))).startswith("Divergence.from_generator(partial, ")
@@ -189,7 +180,7 @@ class Whole(Half):
         return torch.exp(t - 1) / 2
 
 
-def test_a_penalty_of_its_own_has_a_curvature_of_its_own() -> None:
+def test_a_redefined_penalty_has_its_own_curvature() -> None:
     assert theory.uniformity(fmicl.divergence("kl")).kind == "strictly convex"
     assert theory.uniformity(Concave()).kind not in ("strictly convex", "convex")
     assert not Concave().closed_form
@@ -197,10 +188,10 @@ def test_a_penalty_of_its_own_has_a_curvature_of_its_own() -> None:
     torch.testing.assert_close(Concave().relative_curvature(r), -torch.ones(7, dtype=F64))
 
 
-def test_a_penalty_of_its_own_has_no_conjugate_of_anothers() -> None:
+def test_a_redefined_penalty_does_not_inherit_the_conjugate() -> None:
     x, y = batch()
     for options in ({"similarity": "cosine"}, {"shift": "optimal"}):
-        with pytest.raises(NotImplementedError, match=r"Half redefines its penalty, .* define _conjugate and"):
+        with pytest.raises(NotImplementedError, match=r"Half\._conjugate"):
             fmicl.FMICLLoss(Half(), **options)(x, y)  # type: ignore[arg-type]
     given = fmicl.FMICLLoss(Whole(), alpha=4.0, similarity="cosine")(x, y)
     torch.testing.assert_close(given, fmicl.FMICLLoss("kl", alpha=2.0, similarity="cosine")(x, y))

@@ -194,7 +194,7 @@ def test_jeffreys_conjugate_from_minus_to_plus_ten_thousand() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
-def test_finite_and_right_for_r_up_to_80_in_float32(name: str, autocast: torch.dtype | None) -> None:
+def test_accurate_for_r_up_to_80_in_float32(name: str, autocast: torch.dtype | None) -> None:
     kind = fmicl.divergence(name)
     r = torch.linspace(-80, 80, 1601, requires_grad=True)
     wide = r.detach().double().requires_grad_()
@@ -213,8 +213,8 @@ def test_finite_and_right_for_r_up_to_80_in_float32(name: str, autocast: torch.d
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_derivatives_keep_their_digits_where_they_are_small(name: str) -> None:
-    """An optimiser such as Adam divides by them: it is the relative error that counts."""
+def test_small_derivatives_are_accurate(name: str) -> None:
+    """In relative error, since an optimiser such as Adam divides by them."""
     kind = fmicl.divergence(name)
     r = torch.linspace(-40, 40, 801, requires_grad=True)
     u = r.detach().double().exp()
@@ -230,7 +230,7 @@ def test_derivatives_keep_their_digits_where_they_are_small(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_widened(dtype: torch.dtype) -> None:
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
     r = torch.tensor([-20.0, 0.0, 20.0], dtype=dtype, requires_grad=True)
     value = fmicl.divergence("kl").penalty(r)
     assert value.dtype == torch.float32
@@ -240,7 +240,7 @@ def test_half_precision_is_widened(dtype: torch.dtype) -> None:
     assert r.grad.dtype == dtype
 
 
-def test_numbers_and_integers_are_taken() -> None:
+def test_numbers_and_integers() -> None:
     assert float(fmicl.divergence("pearson").f(3)) == 4.0
     assert float(fmicl.divergence("kl").f(torch.tensor(-1.0))) == math.inf
     with pytest.raises(ValueError, match="complex64"):
@@ -314,11 +314,11 @@ class TestNames:
     def test_every_divergence_has_a_summary(self) -> None:
         assert all(entry.summary.endswith(".") and entry.value.name == entry.name for entry in DIVERGENCES)
 
-    def test_a_function_is_told_where_to_go(self) -> None:
-        with pytest.raises(TypeError, match=r"fmicl\.Divergence\.from_generator\(f\)"):
+    def test_a_function_is_refused(self) -> None:
+        with pytest.raises(TypeError, match="from_generator"):
             fmicl.FMICLLoss(lambda u: u * u.log())  # type: ignore[arg-type]
 
-    def test_unknown_says_the_near_ones(self) -> None:
+    def test_an_unknown_name_lists_the_near_ones(self) -> None:
         with pytest.raises(ValueError, match=r"unknown divergence 'hellinger'; did you mean 'squared_hellinger'\?"):
             fmicl.divergence("hellinger")
         with pytest.raises(ValueError, match="known: kl, reverse_kl, js"):
@@ -326,13 +326,13 @@ class TestNames:
 
     def test_parameters(self) -> None:
         assert float(fmicl.divergence("tsallis", order=2.0).f(3.0)) == 8.0
-        with pytest.raises(ValueError, match=r"order > 1, got order=1\.0"):
+        with pytest.raises(ValueError, match=r"order=1\.0"):
             fmicl.divergence("tsallis", order=1.0)
-        with pytest.raises(TypeError, match="'kl' takes no parameters, got order"):
+        with pytest.raises(TypeError, match=r"'kl' .*order"):
             fmicl.divergence("kl", order=2.0)
         with pytest.raises(TypeError, match="takes order, got sharpness"):
             fmicl.divergence("tsallis", sharpness=2.0)
-        with pytest.raises(TypeError, match="already"):
+        with pytest.raises(TypeError, match=r"KL\(\).*order"):
             fmicl.divergence(fmicl.divergence("kl"), order=2.0)
 
 
@@ -364,7 +364,7 @@ class TestWeighted:
         torch.testing.assert_close(left, right - constant)
 
     def test_refuses(self) -> None:
-        with pytest.raises(ValueError, match=r"alpha > 0, got alpha=0\.0"):
+        with pytest.raises(ValueError, match=r"alpha=0\.0"):
             fmicl.divergence("kl").weighted(0.0)
         assert fmicl.divergence("kl").weighted(2.0).name == "kl[alpha=2]"
 
@@ -405,8 +405,8 @@ class TestFromGenerator:
         assert grad.isfinite().all()
 
     @pytest.mark.parametrize("name", NAMES)
-    def test_the_conjugate_takes_few_evaluations_of_f(self, name: str) -> None:
-        """A shifted loss asks for it in every pair, some ten times a step."""
+    def test_the_conjugate_needs_few_evaluations_of_f(self, name: str) -> None:
+        """A loss with the optimal shift computes it for every pair, about ten times a step."""
         calls: list[int] = []
 
         def f(u: Tensor) -> Tensor:
@@ -432,27 +432,33 @@ class TestFromGenerator:
     @pytest.mark.parametrize(
         ("f", "message"),
         [
-            (lambda u: u - u**2, r"not convex near u = 1: f' goes from -1"),
+            (lambda u: u - u**2, "not convex near u = 1"),
             (lambda u: (u - 1) ** 2 * (u - 3), "not convex near u = "),
             (lambda u: torch.sin(u - 1), "not convex near u = "),
             (lambda u: torch.where(u > 2, u - 2, u - 1), r"not convex near u = (1\.98|2)"),
-            (lambda u: u**2, "f\\(1\\) must be 0, but f\\(u\\) = 1 at u = 1"),
-            (lambda u: (u - 2).log(), "f\\(1\\) must be 0"),
-            (lambda u: torch.where(u < 0.5, math.nan, (u - 1) ** 2), "must be finite for u > 0, but f\\(u\\) = nan"),
+            (lambda u: u**2, r"f\(1\) .*f\(u\) = 1 at u = 1"),
+            (lambda u: (u - 2).log(), r"f\(1\)"),
+            (lambda u: torch.where(u < 0.5, math.nan, (u - 1) ** 2), r"finite .*f\(u\) = nan"),
         ],
     )
     def test_refuses_and_says_at_which_u(self, f: Callable[[Tensor], Tensor], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             Divergence.from_generator(f, name="mine")
 
-    def test_refuses_what_is_no_elementwise_function(self) -> None:
-        with pytest.raises(TypeError, match="shape"):
-            Divergence.from_generator(lambda u: u.sum(), name="mine")
-        with pytest.raises(TypeError, match="each element alone"):
-            Divergence.from_generator(lambda u: (u - 1) ** 2 * u.mean(), name="mine")
+    @pytest.mark.parametrize(
+        ("f", "message"),
+        [
+            (lambda u: u.sum(), "shape"),
+            (lambda u: (u - 1) ** 2 * u.mean(), "elementwise"),
+            (lambda u: u * math.log(u), "torch operations"),
+        ],
+    )
+    def test_refuses_other_than_elementwise_functions(self, f: Callable[[Tensor], Tensor], message: str) -> None:
+        with pytest.raises(TypeError, match=message):
+            Divergence.from_generator(f, name="mine")
 
-    def test_a_far_away_bend_is_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"not convex beyond u = 8\.88611e\+06: its slope falls from 1 to -1"):
+    def test_refuses_an_f_that_is_concave_far_out(self) -> None:
+        with pytest.raises(ValueError, match=r"not convex beyond u = 8\.88611e\+06"):
             Divergence.from_generator(lambda u: torch.where(u < 1e8, u - 1, 1e8 - 1 - (u - 1e8)), name="mine")
 
     def test_f_at_zero_is_its_limit(self) -> None:
@@ -460,10 +466,6 @@ class TestFromGenerator:
         for name in NAMES:
             mine = Divergence.from_generator(TABLE[name][0], name="mine")
             assert float(mine.f(zero)) == pytest.approx(float(fmicl.divergence(name).f(zero)))
-
-    def test_what_is_not_torch_says_so(self) -> None:
-        with pytest.raises(TypeError, match="made of torch operations on a tensor, but it raised"):
-            Divergence.from_generator(lambda u: u * math.log(u), name="mine")
 
     def test_an_f_that_overflows_is_still_convex(self) -> None:
         mine = Divergence.from_generator(lambda u: torch.exp(u - 1) - 1, name="exponential")

@@ -348,3 +348,57 @@ def test_knn_takes_little_longer_than_its_matrix_product() -> None:
         knn_predict(train, labels, test, k=200)
         whole.append(time.perf_counter() - start)
     assert min(whole) < 2.5 * min(product)
+
+
+def test_solver_ends_where_the_gradient_is_zero_on_ill_conditioned_features() -> None:
+    x = cloud(2000, 40) * torch.logspace(0, -3, 40)
+    labels = (x * torch.logspace(0, 2, 40) * cloud(1, 40, seed=1)).sum(1).sign().add(1).div(2).long()
+    x, _, spectrum = probes._standardise(x, x)
+    model = LogisticRegression(x, labels, 2, spectrum)
+    assert model.fit(1e-4, 300)
+    double = LogisticRegression(x.double(), labels, 2, spectrum.double())
+    _, *gradients = double._objective(model.weight.double(), model.bias.double(), 1e-4)
+    scale = torch.cat([spectrum / 2 + 1e-4, torch.tensor([0.5])]).rsqrt()
+    assert float((scale * torch.cat(gradients, dim=1)).abs().max()) < 1e-4
+
+
+def test_solver_starts_from_the_previous_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, labels = cloud(300, 8), labels_of(300, 3)
+    model = LogisticRegression(x, labels, 3, x.var(dim=0))
+    assert model.fit(1e-2, 300)
+    calls = 0
+    usual = LogisticRegression._objective
+
+    def counted(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        return usual(*arguments)
+
+    monkeypatch.setattr(LogisticRegression, "_objective", counted)
+    assert model.fit(1e-2, 300)
+    assert calls <= 3
+
+
+def test_solver_says_when_iterations_were_too_few() -> None:
+    x, labels = cloud(300, 8), labels_of(300, 3)
+    model = LogisticRegression(x, labels, 3, x.var(dim=0))
+    assert not model.fit(1e-3, 2)
+
+
+def test_objective_and_gradient_are_those_of_cross_entropy() -> None:
+    x, labels = cloud(101, 5), labels_of(101, 3)
+    weight, bias = cloud(3, 5, seed=1).requires_grad_(), cloud(3, 1, seed=2).requires_grad_()
+    expected = nn.functional.cross_entropy(x @ weight.T + bias.T, labels) + 0.05 * weight.square().sum()
+    expected.backward()  # type: ignore[no-untyped-call, unused-ignore]
+    loss, *gradients = LogisticRegression(x, labels, 3, x.var(dim=0))._objective(weight, bias, 0.1)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradients, [weight.grad, bias.grad])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_probe_takes_features_made_in_inference_mode(inside: bool) -> None:
+    with torch.inference_mode():
+        x, labels = cloud(60, 4), labels_of(60, 2)
+    with torch.inference_mode(inside):
+        result = linear_probe(x, labels, x, labels, weight_decays=[1e-1, 1e-2])
+    assert result == linear_probe(x.clone(), labels.clone(), x.clone(), labels.clone(), weight_decays=[1e-1, 1e-2])

@@ -1,4 +1,4 @@
-"""A program that does to a run folder what `fmicl train` does, in no time; its divergence says how it ends."""
+"""A program that writes a run folder as `fmicl train` does, in no time; its divergence decides how it ends."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def main(words: list[str]) -> None:
     assert words[-1] == "--resume"
     out, what = Path(words[words.index("--out") + 1]), option("--divergence", "kl")
     out.mkdir(exist_ok=True)
-    tries = out / "tries"
-    first = not tries.exists()
-    tries.write_text("x" if first else tries.read_text() + "x")
+    starts = out / "starts"
+    first = not starts.exists()
+    starts.write_text("x" if first else starts.read_text() + "x")
     print("run folder", out, flush=True)
     if what == "js" and first:
         print("Traceback (most recent call last):", file=sys.stderr)
@@ -30,7 +30,7 @@ def main(words: list[str]) -> None:
     if what == "pearson" and first:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "vlc":
-        wait(out, deaf="--hidden" in words)
+        wait(out, ignore_signals="--hidden" in words)
     seen = {key: value for key, value in os.environ.items() if "CUDA" in key or "OMP" in key}
     (out / "environment.json").write_text(json.dumps(seen))
     (out / "metrics.csv").write_text("epoch,loss,knn,seconds\n1,2.5,50.0,3\n2,2.0,60.0,1\n")
@@ -40,14 +40,14 @@ def main(words: list[str]) -> None:
     (out / "report.html").write_text("page")
 
 
-def wait(out: Path, *, deaf: bool) -> None:
-    """Until there is a checkpoint, which SIGTERM writes."""
+def wait(out: Path, *, ignore_signals: bool) -> None:
+    """Wait for a checkpoint, which SIGTERM writes."""
 
     def stop(*_: object) -> None:
         (out / "checkpoint").write_text("here")
         sys.exit(143)
 
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else stop)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if ignore_signals else stop)
     (out / "metrics.csv").write_text("epoch,loss,knn,seconds\n1,2.5,50.0,3\n")
     end = time.monotonic() + 60
     while not (out / "checkpoint").exists() and time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Small data sets in their real on-disk forms."""
+"""Small datasets in their real file formats, and ways to damage image files."""
 
 from __future__ import annotations
 
@@ -97,6 +97,20 @@ def make_classes(root: Path, counts: dict[str, int], suffix: str = ".png") -> No
     for k, (name, count) in enumerate(counts.items()):
         for i in range(count):
             write_image(root / name / f"{i:03d}{suffix}", seed=1000 * k + i)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def damage_header(path: Path) -> None:
+    path.write_text("<html>404</html>")
+
+
+def damage_inside(path: Path) -> None:
+    """Remove the middle of a file; header and end are intact."""
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 3] + data[-12:])
 
 
 def arrays(splits: Splits) -> tuple[ArraySamples, ArraySamples, ArraySamples]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import fmicl
-from fmicl.information.bounds import f_mutual_information, label_information, variational_bound
+from fmicl.information import f_mutual_information, label_information, variational_bound
 
 F64 = torch.float64
 
@@ -94,7 +94,7 @@ def test_bound_is_tight_at_the_derivative_and_below_otherwise(name: str, joint: 
 
 
 @pytest.mark.parametrize("k", [2, 4, 7])
-def test_of_labels_kl_is_the_cross_entropy_and_pearson_the_brier_score(k: int) -> None:
+def test_label_information_of_kl_is_the_cross_entropy_and_of_pearson_the_brier_score(k: int) -> None:
     logits, labels = 3 * torch.randn(21, k, dtype=F64), torch.arange(21) % k
     entropy = F.cross_entropy(logits, labels)
     brier = (logits.softmax(1) - F.one_hot(labels, k)).square().sum(1).mean()
@@ -105,8 +105,8 @@ def test_of_labels_kl_is_the_cross_entropy_and_pearson_the_brier_score(k: int) -
 @pytest.mark.parametrize("name", fmicl.list_divergences())
 @given(seed=st.integers(0, 999), noise=st.floats(-1, 1))
 @settings(deadline=None, max_examples=25)
-def test_a_classifiers_bound_is_tight_at_the_posterior_and_below_otherwise(name: str, seed: int, noise: float) -> None:
-    """Of all counts of x with label k: each row a kind of x, each column with the same sum."""
+def test_label_information_is_tight_at_the_posterior_and_below_otherwise(name: str, seed: int, noise: float) -> None:
+    """On all samples of a table of counts, rows x and columns labels, each label with the same count."""
     generator = torch.Generator().manual_seed(seed)
     counts = torch.randint(1, 9, (5, 3), generator=generator)
     counts = torch.cat([counts, counts.sum(0).max() + 1 - counts.sum(0, keepdim=True)])
@@ -121,7 +121,7 @@ def test_a_classifiers_bound_is_tight_at_the_posterior_and_below_otherwise(name:
 
 
 @pytest.mark.parametrize("name", fmicl.list_divergences())
-def test_a_classifier_that_is_certain_of_the_wrong_label_has_a_finite_gradient(name: str) -> None:
+def test_the_gradient_is_finite_at_a_confident_mistake(name: str) -> None:
     logits = torch.tensor([[9.0, -9.0], [-9.0, 9.0]], requires_grad=True)
     label_information(name, logits, torch.tensor([1, 0])).backward()
     assert logits.grad is not None
@@ -129,48 +129,45 @@ def test_a_classifier_that_is_certain_of_the_wrong_label_has_a_finite_gradient(n
     assert float(logits.grad[0, 1]) > 0, "the bound grows with the logit of the label"
 
 
-def test_logits_in_half_precision_are_widened() -> None:
+def test_logits_in_half_precision_are_computed_in_float32() -> None:
     logits, labels = torch.randn(8, 4), torch.arange(8) % 4
     found = label_information("js", logits.bfloat16(), labels)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, label_information("js", logits.bfloat16().float(), labels))
 
 
-def test_labels_are_integers() -> None:
-    with pytest.raises(ValueError, match=r"integers, got .* of torch\.float32"):
+def test_labels_must_be_integers() -> None:
+    with pytest.raises(ValueError, match=r"torch\.float32"):
         label_information("kl", torch.zeros(4, 2), torch.zeros(4))
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 3), (-1, 2), (7, 9)])
-def test_labels_are_those_of_the_logits(low: int, high: int) -> None:
-    words = rf"labels must be from 0 to 2, as logits has 3 columns, got some from {low} to {high}"
-    with pytest.raises(ValueError, match=words):
+def test_labels_out_of_range_are_refused(low: int, high: int) -> None:
+    with pytest.raises(ValueError, match=rf"0 to 2.* {low} to {high}"):
         label_information("kl", torch.zeros(4, 3), torch.tensor([low, high, high, low]))
 
 
-def test_a_table_is_a_tensor() -> None:
+def test_a_table_must_be_a_tensor() -> None:
     table: Any = [[0.5, 0.0], [0.0, 0.5]]
-    with pytest.raises(
-        TypeError, match=r"joint must be a tensor \(X, Y\), got a list: torch\.tensor\(\.\.\.\) makes one"
-    ):
+    with pytest.raises(TypeError, match=r"joint .*list"):
         f_mutual_information(table, "kl")
 
 
 @pytest.mark.parametrize("shapes", [((4,), (4,)), ((4, 2), (3,)), ((4, 2), (4, 1)), ((0, 2), (0,))])
-def test_of_labels_it_wants_a_row_for_each(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
-    with pytest.raises(ValueError, match=r"logits must be \(N, K\) and labels \(N,\)"):
+def test_logits_and_labels_must_fit(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match=r"\(N, K\).*\(N,\)"):
         label_information("kl", torch.zeros(shapes[0]), torch.zeros(shapes[1], dtype=torch.long))
 
 
 @pytest.mark.parametrize("name", fmicl.list_divergences())
-def test_independence_has_none(name: str) -> None:
+def test_independent_variables_have_none(name: str) -> None:
     joint = torch.tensor([0.3, 0.7], dtype=F64)[:, None] * torch.tensor([0.2, 0.5, 0.3], dtype=F64)[None]
     assert float(f_mutual_information(joint, name)) == pytest.approx(0, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", fmicl.list_divergences())
 def test_the_gradient_of_a_full_table(name: str) -> None:
-    """Also where f(0) is infinite, which no cell of this one meets."""
+    """Also if f(0) is infinite, as no cell is 0."""
     free = torch.tensor([[0.3, 0.9], [-0.4, 0.2], [0.0, -1.0]], dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda free: f_mutual_information(free.flatten().softmax(0).view(3, 2), name), free)
 
@@ -186,14 +183,14 @@ def test_zeros_in_the_table() -> None:
     assert float(f_mutual_information(padded, "js")) == pytest.approx(float(f_mutual_information(diagonal, "js")))
 
 
-def test_zeros_with_a_divergence_of_ones_own() -> None:
+def test_zeros_with_a_user_defined_divergence() -> None:
     mine = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="mine")
     diagonal = torch.diag(torch.tensor([0.5, 0.5], dtype=F64))
     assert float(f_mutual_information(diagonal, mine)) == pytest.approx(math.log(2))
 
 
 @pytest.mark.parametrize("name", ["kl", "js", "squared_hellinger", "pearson", "tsallis", "vlc"])
-def test_zeros_leave_the_gradient_of_the_other_cells(name: str) -> None:
+def test_gradient_of_a_table_with_zeros(name: str) -> None:
     table = torch.tensor([[0.5, 0.0], [0.1, 0.4]], dtype=F64, requires_grad=True)
     (seen,) = torch.autograd.grad(f_mutual_information(table, name), table)
     near = torch.tensor([[0.5, 1e-13], [0.1, 0.4]], dtype=F64, requires_grad=True)
@@ -201,7 +198,7 @@ def test_zeros_leave_the_gradient_of_the_other_cells(name: str) -> None:
     filled = table > 0
     torch.testing.assert_close(seen[filled], true[filled], rtol=1e-5, atol=1e-5)
     assert bool(seen.isfinite().all())
-    if name in ("pearson", "tsallis", "vlc"):  # whose f'(0) is finite
+    if name in ("pearson", "tsallis", "vlc"):  # f'(0) is finite
         torch.testing.assert_close(seen, true, rtol=1e-5, atol=1e-5)
 
 
@@ -216,7 +213,7 @@ def test_scores_of_any_real_type() -> None:
     )
 
 
-def test_a_score_above_the_domain_makes_the_bound_useless_not_nan() -> None:
+def test_a_score_above_the_domain_makes_the_bound_infinite_not_nan() -> None:
     scores = torch.tensor([0.0, 2.0], dtype=F64)
     assert float(variational_bound("js", scores, scores)) == -math.inf
 
@@ -224,21 +221,21 @@ def test_a_score_above_the_domain_makes_the_bound_useless_not_nan() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: f_mutual_information(torch.ones(3) / 3, "kl"), r"two-dimensional table of probabilities, got \(3,\)"),
-        (lambda: f_mutual_information(torch.ones(2, 2), "kl"), "sum 4"),
-        (lambda: f_mutual_information(torch.tensor([[1.5, -0.5]]), "kl"), r"smallest -0\.5"),
+        (lambda: f_mutual_information(torch.ones(3) / 3, "kl"), r"\(3,\)"),
+        (lambda: f_mutual_information(torch.ones(2, 2), "kl"), "sum of 4"),
+        (lambda: f_mutual_information(torch.tensor([[1.5, -0.5]]), "kl"), r"smallest of -0\.5"),
         (lambda: variational_bound("kl", torch.zeros(0), torch.zeros(1)), "at least one sample"),
         (
             lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), joint_weights=torch.ones(3)),
-            r"joint_weights must have its scores' shape \(2,\), got \(3,\)",
+            r"joint_weights .*\(2,\).*\(3,\)",
         ),
         (
             lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), joint_weights=torch.tensor([-1.0, 2.0])),
-            r"joint_weights must be probabilities, .* got a least of -1 and a sum of 1",
+            r"joint_weights .* -1 ",
         ),
         (
             lambda: variational_bound("kl", torch.zeros(2), torch.zeros(1), independent_weights=torch.zeros(1)),
-            r"independent_weights must be probabilities, .* and a sum of 0",
+            r"independent_weights .* sum of 0",
         ),
     ],
 )

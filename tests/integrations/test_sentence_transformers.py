@@ -1,4 +1,4 @@
-"""f-MICL inside sentence-transformers, with a BERT made on the spot."""
+"""The sentence-transformers loss, with a tiny BERT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fmicl.losses.similarities import make_similarity
 from tiny_bert import SENTENCES, tiny_bert
 
 MODES = ("anchor", "cross", "both")
-SOFT: dict[str, Any] = {"alpha": 3.0, "gamma": 1.0}  # where every pair counts
+SOFT: dict[str, Any] = {"alpha": 3.0, "gamma": 1.0}  # every pair counts
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_defaults_are_the_papers_for_text(model: SentenceTransformer) -> Non
 
 
 def plain_loss(rows: list[Tensor], divergence: str, mode: str, alpha: float, gamma: float) -> Tensor:
-    """Anchors, positives and negatives columns by loops over pairs."""
+    """The loss by loops over pairs."""
     f = fmicl.divergence(divergence)
     x, y, *given = (torch.nn.functional.normalize(value.double(), dim=1) for value in rows)
     n = len(x)
@@ -93,7 +93,7 @@ def plain_loss(rows: list[Tensor], divergence: str, mode: str, alpha: float, gam
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("negatives", [0, 1, 3])
 @pytest.mark.parametrize("divergence", ["kl", "js", "pearson"])
-def test_negatives_columns_stand_beside_those_of_the_batch(mode: Any, negatives: int, divergence: str) -> None:
+def test_explicit_negatives_are_added_to_those_of_the_batch(mode: Any, negatives: int, divergence: str) -> None:
     torch.manual_seed(0)
     rows = [torch.randn(5, 6, requires_grad=True) for _ in range(2 + negatives)]
     loss = FMICLLoss(torch.nn.Identity(), divergence, negatives=mode, **SOFT)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_negatives_columns_stand_beside_those_of_the_batch(mode: Any, negatives:
 @pytest.mark.parametrize("divergence", ["kl", "js"])
 @pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
 def test_the_shift_is_optimal_over_all_negatives(divergence: str, similarity: Any) -> None:
-    """By trying shifts of the plain bound, on the same pairs."""
+    """Against a grid of shifts, on the same pairs."""
     torch.manual_seed(0)
     x, y, n = torch.randn(3, 64, 6, dtype=torch.float64)
     settings: dict[str, Any] = {"alpha": 2.0, "gamma": 1.0, "similarity": similarity, "shift": "optimal"}
@@ -125,7 +125,7 @@ def test_the_shift_is_optimal_over_all_negatives(divergence: str, similarity: An
     assert float(with_columns) == pytest.approx(min(bounds), abs=1e-4)
 
 
-def test_a_last_batch_of_one_pair_has_its_explicit_negatives_only() -> None:
+def test_a_batch_of_one_pair_has_explicit_negatives_only() -> None:
     torch.manual_seed(0)
     x, y, n = torch.randn(3, 1, 6)
     for mode in MODES:
@@ -139,7 +139,7 @@ def test_a_last_batch_of_one_pair_has_its_explicit_negatives_only() -> None:
 
 
 def test_half_precision_changes_only_the_rounding_of_the_input() -> None:
-    """At the paper's alpha and gamma, where half-precision sums would be far off."""
+    """At the paper's alpha and gamma, where half-precision sums would be wrong."""
     torch.manual_seed(0)
     base = torch.randn(16, 64)
     rows = [(base + 0.3 * torch.randn(16, 64)).bfloat16() for _ in range(3)]
@@ -178,8 +178,8 @@ def test_without_dropout_the_two_views_are_one(model: SentenceTransformer) -> No
     torch.testing.assert_close(ours, fmicl.FMICLLoss("js", **SOFT)(x, x), rtol=1e-5, atol=1e-6)
 
 
-def test_packed_sequences_go_through_twice() -> None:
-    """What has no row of its own for each sentence can't be doubled."""
+def test_packed_sequences_need_two_passes() -> None:
+    """Without a row for each sentence the batch can't be doubled."""
     calls = []
 
     class Packed(torch.nn.Module):
@@ -207,13 +207,13 @@ def test_the_gradient_reaches_every_weight_of_the_encoder(model: SentenceTransfo
     ("settings", "words"),
     [
         ({"divergence": "kll"}, "kl"),
-        ({"alpha": 0.0}, "alpha must be a positive number"),
-        ({"gamma": -1.0}, "gamma must be a positive number"),
-        ({"negatives": "all"}, "negatives must be"),
-        ({"similarity": "dot"}, "similarity must be"),
-        ({"similarity": fmicl.Cosine(0.1), "gamma": 20.0}, r"own settings; leave out gamma=20\.0$"),
-        ({"shift": "best"}, "shift must be"),
-        ({"gather_across_devices": "yes"}, "True or False"),
+        ({"alpha": 0.0}, "alpha=0"),
+        ({"gamma": -1.0}, "gamma=-1"),
+        ({"negatives": "all"}, "'all'"),
+        ({"similarity": "dot"}, "'dot'"),
+        ({"similarity": fmicl.Cosine(0.1), "gamma": 20.0}, r"gamma=20\.0$"),
+        ({"shift": "best"}, "'best'"),
+        ({"gather_across_devices": "yes"}, "gather='yes'"),
     ],
 )
 def test_wrong_settings_are_refused_before_training(settings: dict[str, Any], words: str) -> None:
@@ -225,11 +225,11 @@ def test_wrong_columns_are_refused() -> None:
     loss = FMICLLoss(torch.nn.Identity())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="0 columns"):
         loss([], None)
-    with pytest.raises(ValueError, match="a negatives column has shape"):
+    with pytest.raises(ValueError, match=r"\(4, 3\).*\(2, 3\)"):
         loss.compute_loss_from_embeddings([torch.ones(2, 3), torch.ones(2, 3), torch.ones(4, 3)])
 
 
-def test_a_similarity_of_ones_own_needs_no_gamma_left_out() -> None:
+def test_a_similarity_object_has_its_own_gamma() -> None:
     torch.manual_seed(0)
     rows = list(torch.randn(3, 4, 6))
     ours, named = (
@@ -242,7 +242,7 @@ def test_a_similarity_of_ones_own_needs_no_gamma_left_out() -> None:
     assert not {"gamma", "mu"} & set(config)
 
 
-def test_the_config_is_ready_for_the_model_card(model: SentenceTransformer) -> None:
+def test_config_for_the_model_card(model: SentenceTransformer) -> None:
     loss = FMICLLoss(model, "js", alpha=40.0, gamma=2.0)
     assert json.loads(json.dumps(loss.get_config_dict())) == {
         "divergence": "js", "alpha": 40.0, "gamma": 2.0, "mu": 1.0, "similarity": "gaussian", "negatives": "anchor",
@@ -282,7 +282,7 @@ def test_the_trainer_trains_saves_and_loads(model: SentenceTransformer, tmp_path
     )
 
 
-def test_it_works_inside_matryoshka(model: SentenceTransformer) -> None:
+def test_within_matryoshka_loss(model: SentenceTransformer) -> None:
     from sentence_transformers.sentence_transformer.losses import MatryoshkaLoss
 
     model.eval()

@@ -1,4 +1,4 @@
-"""The loss for sentence-transformers over real processes; the model itself is not needed, so nor is the package."""
+"""The sentence-transformers loss over several processes, without a model."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ def test_several_processes_share_the_negatives_columns_too() -> None:
 
 
 def refuse(rank: int, world: int, port: int) -> None:
-    """In each process: what is wrong on rank 1 alone ends in an error on both."""
+    """In each process: invalid input of rank 1 alone is an error on both."""
     with process_group(rank, world, port):
         loss = FMICLLoss(torch.nn.Identity(), "js", **SOFT)  # type: ignore[arg-type]
         x, y, n = torch.randn(3, 4, 5)
         cases: list[tuple[list[Tensor], str]] = [
-            ([x, y, n[:3]], r"a negatives column has shape \(3, 5\), the anchors \(4, 5\)"),
-            ([x, y, n, n[:, :4]], r"a negatives column has shape \(4, 4\)"),
-            ([x, y, n.long()], "negatives column 1 must be float16"),
-            ([x], "there are 1 columns"),
-            ([], "there are 0 columns"),
+            ([x, y, n[:3]], r"\(3, 5\).*\(4, 5\)"),
+            ([x, y, n, n[:, :4]], r"\(4, 4\)"),
+            ([x, y, n.long()], r"column 1 .*torch\.int64"),
+            ([x], "1 columns"),
+            ([], "0 columns"),
         ]
         for columns, words in cases:
             good = [x, y, n, n][: max(2, len(columns))]
-            with pytest.raises(ValueError, match=words if rank == 1 else "rank 1 was refused"):
+            with pytest.raises(ValueError, match=words if rank == 1 else "rank 1"):
                 loss.compute_loss_from_embeddings(columns if rank == 1 else good)
         for one, other in ([x, y], [x, y, n]), ([x, y, n], [x, y, n, n]):
             with pytest.raises(ValueError, match=f" {len(one) - 2} columns.* {len(other) - 2} columns"):

@@ -1,4 +1,4 @@
-"""What the losses take and what they refuse: input of any kind, transforms of torch, and settings."""
+"""Input of the losses: degenerate and half-precision rows, torch.func, and errors for invalid input and settings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fmicl
+from devices import TRITON_DEVICE
 from fmicl import functional
 from fmicl.kernels import Kernel, Precision
-from fmicl.utils.triton import interpreting
 from fmicl.utils.validation import Negatives
 from two_views import NAMES, batch, queue
+from unit_rows import needs_triton
 
 LOSSES: dict[str, Callable[[], torch.nn.Module]] = {
     **{name: functools.partial(fmicl.FMICLLoss, name) for name in NAMES},
@@ -84,7 +85,7 @@ class TestRobust:
             value = functional.infonce_loss(x=x, y=y, kernel="reference")
         torch.testing.assert_close(value, functional.infonce_loss(x, y, kernel="reference"), rtol=1e-6, atol=1e-6)
 
-    def test_numpy_numbers_are_numbers(self) -> None:
+    def test_numpy_numbers_are_accepted(self) -> None:
         import numpy as np
 
         assert fmicl.FMICLLoss("kl", alpha=np.float32(3), gamma=np.int64(1)).alpha == 3  # type: ignore[arg-type]
@@ -102,13 +103,13 @@ class TestRobust:
             fmicl.SpectralContrastiveLoss,
         ],
     )
-    def test_the_repr_says_which_options_were_chosen(self, kind: Callable[..., torch.nn.Module]) -> None:
+    def test_repr_has_the_options_that_differ_from_the_defaults(self, kind: Callable[..., torch.nn.Module]) -> None:
         assert repr(kind(kernel="auto", gather=True)) == repr(kind())
         chosen = kind(normalised=True, kernel="tiled", precision="high", gather=False)
         assert repr(chosen) == repr(kind())[:-1] + ", normalised=True, kernel=tiled, precision=high, gather=False)"
 
-    def test_a_sample_with_itself_may_cost_more_than_a_number_can_say(self) -> None:
-        """It is no negative, but in the gradient of the dense kernel it was 0 * inf."""
+    def test_an_infinite_penalty_of_a_sample_with_itself_does_not_count(self) -> None:
+        """It is not a negative; in the gradient of the dense kernel it would be 0 * inf."""
         x, y = (torch.randn(4, 768, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
         loss = fmicl.FMICLLoss("tsallis", gamma=20.0, mu="normalised")
         usual = torch.autograd.grad(loss(x.requires_grad_(), y), x)[0]
@@ -119,7 +120,7 @@ class TestRobust:
             torch.testing.assert_close(slope, usual, rtol=1e-4, atol=1e-6)
 
     @pytest.mark.parametrize("name", LOSSES)
-    def test_goes_through_torch_func(self, name: str) -> None:
+    def test_torch_func(self, name: str) -> None:
         x, y = batch(4, 3)
         loss = LOSSES[name]()
         slope: Tensor = torch.func.grad(loss)(x, y)
@@ -128,7 +129,7 @@ class TestRobust:
         expected = torch.autograd.functional.hessian(lambda value: loss(value, y), x.detach())
         torch.testing.assert_close(bend, expected)
 
-    def test_torch_func_with_a_kernel_that_it_does_not_go_through(self) -> None:
+    def test_torch_func_refuses_other_kernels(self) -> None:
         x, y = batch(4, 3)
         with pytest.raises(ValueError, match="kernel='tiled'"):
             torch.func.grad(fmicl.FMICLLoss("kl", kernel="tiled"))(x, y)
@@ -152,17 +153,19 @@ class TestRobust:
 
     @pytest.mark.parametrize(
         ("kernel", "precision", "bounds"),
-        [("tiled", "high", (0, 4e-3)), ("triton", "high", (0, 4e-3)), ("triton", "fast", (2e-2, 8e-2))],
+        [
+            ("tiled", "high", (0, 4e-3)),
+            pytest.param("triton", "high", (0, 4e-3), marks=needs_triton),
+            pytest.param("triton", "fast", (2e-2, 8e-2), marks=needs_triton),
+        ],
     )
     def test_the_papers_text_setting_needs_float32_products(
         self, kernel: Kernel, precision: Precision, bounds: tuple[float, float]
     ) -> None:
-        """Rows of an encoder with a coordinate that is large in all of them, as BERT has: why text is not "fast"."""
-        if kernel == "triton" and not interpreting():
-            pytest.skip("Triton's interpreter is not on")
+        """Rows with a coordinate that is large in all of them, as BERT's have: why text is not "fast"."""
         x = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
         x[:, 7] += 50
-        x = x.bfloat16()
+        x = x.bfloat16().to(TRITON_DEVICE if kernel == "triton" else "cpu")
         x64, leaf = x.double().requires_grad_(), x.clone().requires_grad_()
         text: dict[str, Any] = {"alpha": 409600.0, "gamma": 20.0}
         fmicl.FMICLLoss("kl", **text, kernel="reference")(x64, x64).backward()
@@ -184,28 +187,18 @@ class TestRobust:
         [
             (torch.zeros(4, 3), torch.zeros(4, 2), None, r"\(4, 3\) and \(4, 2\)"),
             (torch.zeros(4, 3), torch.zeros(5, 3), None, r"\(4, 3\) and \(5, 3\)"),
-            (torch.zeros(1, 3), torch.zeros(1, 3), None, r"at least two samples in a batch, got shape \(1, 3\)"),
-            (torch.zeros(4), torch.zeros(4), None, r"two dimensions \(N, d\), got shape \(4,\)"),
-            (
-                torch.zeros(4, 3).long(),
-                torch.zeros(4, 3),
-                None,
-                r"x must be float16, bfloat16, float32 or float64, got torch\.int64",
-            ),
-            (
-                torch.zeros(4, 3),
-                torch.zeros(4, 3).to(torch.float8_e4m3fn),
-                None,
-                r"y must be .*, got torch\.float8_e4m3fn",
-            ),
-            (torch.zeros(4, 0), torch.zeros(4, 0), None, "at least one row and one dimension"),
-            (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(5, 2), r"\(5, 2\) for x of shape \(4, 3\)"),
-            (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(0, 3), "M > 0"),
-            (torch.zeros(4, 3), torch.zeros(4, 3, device="meta"), None, "y is on meta but x is on cpu"),
-            ([[1.0]], torch.zeros(4, 3), None, "x must be a tensor"),
+            (torch.zeros(1, 3), torch.zeros(1, 3), None, r"two samples .*\(1, 3\)"),
+            (torch.zeros(4), torch.zeros(4), None, r"\(N, d\).*\(4,\)"),
+            (torch.zeros(4, 3).long(), torch.zeros(4, 3), None, r"x .*torch\.int64"),
+            (torch.zeros(4, 3), torch.zeros(4, 3).to(torch.float8_e4m3fn), None, r"y .*torch\.float8_e4m3fn"),
+            (torch.zeros(4, 0), torch.zeros(4, 0), None, r"\(4, 0\)"),
+            (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(5, 2), r"\(5, 2\) .*\(4, 3\)"),
+            (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(0, 3), r"\(0, 3\)"),
+            (torch.zeros(4, 3), torch.zeros(4, 3, device="meta"), None, "y .*meta.* x .*cpu"),
+            ([[1.0]], torch.zeros(4, 3), None, "x .*list"),
         ],
     )
-    def test_bad_input_says_what_was_seen(
+    def test_invalid_input_is_refused(
         self, make: Callable[[], torch.nn.Module], x: Tensor, y: Tensor, negatives: Tensor | None, message: str
     ) -> None:
         with pytest.raises(ValueError, match=message):
@@ -239,15 +232,15 @@ class TestRobust:
             (lambda: fmicl.SpectralContrastiveLoss(mu=-1.0), r"mu=-1\.0"),
         ],
     )
-    def test_bad_settings_are_refused_when_made(self, make: Callable[[], torch.nn.Module], message: str) -> None:
+    def test_invalid_settings_are_refused(self, make: Callable[[], torch.nn.Module], message: str) -> None:
         with pytest.raises(ValueError, match=message):
             make()
 
 
 @pytest.mark.parametrize("negatives", ["anchor", "cross", "both"])
 @pytest.mark.parametrize("name", ["fmicl", "infonce", "align_uniform", "spectral"])
-def test_bfloat16_rows_on_the_sphere_are_taken_as_they_are(name: str, negatives: Negatives) -> None:
-    """No copy in float32, but float32's accuracy: the loss of the rounded rows, and a gradient in their own type."""
+def test_normalised_bfloat16_rows_are_not_copied(name: str, negatives: Negatives) -> None:
+    """But the loss of the rounded rows has float32's accuracy, and their gradient is bfloat16."""
     losses: dict[str, Callable[..., Tensor]] = {
         "fmicl": functional.fmicl_loss,
         "infonce": functional.infonce_loss,

@@ -41,7 +41,7 @@ def test_options_of_one_name_are_declared_alike() -> None:
 
 @pytest.mark.parametrize("name", OBJECTIVES.names())
 @pytest.mark.parametrize("negatives", ["auto", "cross"])
-def test_high_precision_is_asked_for_by_the_context(name: str, negatives: Any) -> None:
+def test_high_precision_comes_from_the_context(name: str, negatives: Any) -> None:
     options = OBJECTIVES[name].value(negatives=negatives)
     for context, expected in ((SIMCLR, {}), (dataclasses.replace(SIMCLR, high_precision=True), {"precision": "high"})):
         assert options.build(context).options == expected

@@ -1,4 +1,4 @@
-"""Losses over several real processes: the gradient that DistributedDataParallel ends up with is one process's."""
+"""Losses over several processes: DistributedDataParallel's gradient equals that of one process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import fmicl
-from fmicl.kernels import columns
+from fmicl.kernels import exchange
 from process_groups import free_port, process_group, spawn
 
 F64 = torch.float64
@@ -59,13 +59,13 @@ def gradient(module: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, queue: Te
 
 
 def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, Tensor]]) -> None:
-    """In each process: every case, by each kernel and both ways for columns to travel."""
+    """In each process: every case, with each kernel, by gathering and by ring exchange of the columns."""
     with process_group(rank, len(sizes), port):
         x, y, queue = data(sizes)
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         wrapped = DistributedDataParallel(model())
         for ring in (False, True):
-            columns.RING_ABOVE = -1 if ring else 2**28
+            exchange.RING_ABOVE = -1 if ring else 2**28
             for kernel in ("tiled", "reference"):
                 if ring and kernel == "reference":
                     continue
@@ -78,10 +78,10 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                         true_value, true_grad = truth[key]
                         torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=key)
                         torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
-        columns.RING_ABOVE = 2**28
+        exchange.RING_ABOVE = 2**28
         alone = fmicl.FMICLLoss("kl", gather=False)
         if sizes[rank] == 1:
-            with pytest.raises(ValueError, match="at least two samples"):
+            with pytest.raises(ValueError, match="two samples"):
                 alone(x[mine], y[mine])
         else:
             value, _ = gradient(model(), alone, x[mine], y[mine], None)
@@ -90,7 +90,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
 
 @pytest.mark.parametrize("sizes", [(4, 4), (5, 2), (3, 4, 1, 2)], ids=str)
 def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
-    """Two and four processes, uneven batches included: equal to 1e-5 for every loss, source of negatives and kernel."""
+    """On two and four processes, with uneven batches: equal to 1e-5 for every loss, source of negatives and kernel."""
     x, y, queue = data(sizes)
     truth: dict[str, tuple[Tensor, Tensor]] = {}
     for name, make in CASES.items():
@@ -98,7 +98,7 @@ def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
         truth[f"{name}, queue"] = gradient(model(), make(), x, y, queue)
     for rank in range(len(sizes)):
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-        if sizes[rank] > 1:  # a process with one sample can't go alone
+        if sizes[rank] > 1:  # one sample has no negatives
             truth[f"alone {rank}"] = gradient(model(), fmicl.FMICLLoss("kl"), x[mine], y[mine], None)
     spawn(check_all, len(sizes), sizes, free_port(), truth)
 
@@ -106,14 +106,14 @@ def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
 def check_refusals(rank: int, world: int, port: int) -> None:
     with process_group(rank, world, port):
         width = 3 + rank
-        with pytest.raises(ValueError, match=r"by rank the shapes are \[\(4, 3\), \(4, 4\)\]"):
+        with pytest.raises(ValueError, match=r"\(4, 3\), \(4, 4\)"):
             fmicl.FMICLLoss("kl")(torch.randn(4, width), torch.randn(4, width))
-        # what one process finds wrong with its own input, the others hear of
+        # invalid input of one process is an error in all of them
         bad = torch.randn(4, 3) if rank == 0 else torch.randn(5, 3)
-        with pytest.raises(ValueError, match=r"rank 1 was refused" if rank == 0 else r"\(4, 3\) and \(5, 3\)"):
+        with pytest.raises(ValueError, match="rank 1" if rank == 0 else r"\(4, 3\) and \(5, 3\)"):
             fmicl.FMICLLoss("kl")(torch.randn(4, 3), bad)
         empty = torch.randn(4 if rank == 1 else 0, 3)
-        with pytest.raises(ValueError, match="rank 0 was refused" if rank == 1 else "at least one row"):
+        with pytest.raises(ValueError, match="rank 0" if rank == 1 else r"\(0, 3\)"):
             fmicl.InfoNCELoss()(empty, empty)
         narrow, wide = torch.randn(4, 3), torch.randn(4, 3, dtype=F64)
         mine = wide if rank == 1 else narrow
@@ -127,12 +127,12 @@ def check_refusals(rank: int, world: int, port: int) -> None:
             with pytest.raises(ValueError, match=r"negatives (anchor|both), .*negatives float32, "):
                 loss(narrow, narrow, negatives=narrow if rank == 1 else None)
         with pytest.raises(ValueError, match=r"\['x float32', 'x float64'\]"):
-            columns.world_of(mine)
+            exchange.world_of(mine)
         x = torch.randn(4, 3, requires_grad=True)
         for kernel in ("tiled", "reference"):
             for loss in (fmicl.FMICLLoss("kl", kernel=kernel), fmicl.AlignUniformLoss(kernel=kernel)):
                 value = loss(x, torch.randn(4, 3))
-                with pytest.raises(RuntimeError, match="2 processes can't be differentiated twice"):
+                with pytest.raises(RuntimeError, match=r"2 processes.*twice"):
                     torch.autograd.grad(value, x, create_graph=True)
 
 
@@ -159,6 +159,6 @@ def test_explicit_negatives_in_different_numbers() -> None:
     spawn(check_numbers, 2, 2, free_port())
 
 
-def test_refused_on_all_processes_alike() -> None:
-    """Shapes and types that don't fit are an error everywhere, not a hang; so is what can't be done."""
+def test_invalid_input_is_refused_on_all_processes() -> None:
+    """An error everywhere, not a hang."""
     spawn(check_refusals, 2, 2, free_port())

@@ -1,4 +1,4 @@
-"""The optimal shift: no other does better, its gradient is exact, and it takes few passes."""
+"""The optimal Donsker-Varadhan shift: optimality, gradient, number of passes, and the histogram for CUDA graphs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch import Tensor
 
 import fmicl
 from fmicl import kernels
-from fmicl.kernels.contract import PairFunction
+from fmicl.kernels import tiled
+from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
 from fmicl.losses.shift import optimal_shift, shift_from_histogram
 from fmicl.losses.similarities import make_similarity
@@ -61,7 +62,7 @@ def test_closed_form_and_solve_agree_for_kl() -> None:
 @pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_finite_in_float32_where_it_is_in_float64(name: str, alpha: float, gamma: float) -> None:
-    """Just below the optimum a pair may lie above the domain of f*: v is taken from the other side."""
+    """Just below the optimum a pair may lie above the domain of f*: v comes from the other side."""
     x, y = (torch.randn(64, 16, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     loss = fmicl.FMICLLoss(name, alpha=alpha, gamma=gamma, shift="optimal")
     true = loss(x.double(), y.double())
@@ -76,7 +77,7 @@ def test_finite_in_float32_where_it_is_in_float64(name: str, alpha: float, gamma
     assert bool(x.grad.isfinite().all())
 
 
-def test_within_transforms_it_goes_with_kl_alone() -> None:
+def test_within_torch_func_only_kl() -> None:
     x, y = batch()
     torch.func.grad(lambda x: fmicl.FMICLLoss("kl", shift="optimal")(x, y))(x)
     with pytest.raises(ValueError, match="got js"):
@@ -90,39 +91,37 @@ def test_never_below_the_unshifted_bound() -> None:
         assert float(shifted) <= float(fmicl.FMICLLoss(name, alpha=5.0)(x, y)) + 1e-12
 
 
-def test_differentiating_twice_is_refused_where_it_would_be_wrong() -> None:
+def test_second_derivatives_are_refused_where_they_would_be_wrong() -> None:
     x, y = (v.requires_grad_() for v in batch(4, 3))
-    with pytest.raises(RuntimeError, match="can't be differentiated twice: the gradient of shift='optimal'"):
+    with pytest.raises(RuntimeError, match=r"twice.*shift='optimal'"):
         torch.autograd.grad(fmicl.FMICLLoss("js", shift="optimal")(x, y), x, create_graph=True)
     assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
 
 
-def test_the_solve_takes_few_passes_and_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fmicl.kernels import tiled
-
-    asked: list[bool] = []
+def test_the_search_takes_few_passes_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradients: list[bool] = []
     whole = tiled.pair_symmetric
 
     def spy(x: Tensor, function: object, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        asked.append(gradient)
+        gradients.append(gradient)
         return whole(x, function, gradient)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tiled, "pair_symmetric", spy)
-    for d, most in ((8, 11), (128, 11), (256, 8)):  # where embeddings are as far apart as after training, few indeed
+    for d, most in ((8, 11), (128, 11), (256, 8)):  # fewest for embeddings as far apart as after training
         x, y = (v.requires_grad_() for v in batch(64, d, dtype=torch.float32))
         for name in CERTIFIED:
-            asked.clear()
+            gradients.clear()
             fmicl.FMICLLoss(name, shift="optimal")(x, y)
-            assert asked.count(True) == 1
-            assert len(asked) <= (1 if name == "kl" else most)
+            assert gradients.count(True) == 1
+            assert len(gradients) <= (1 if name == "kl" else most)
 
 
 @pytest.mark.parametrize("spread", [0.06, 0.4])
 @pytest.mark.parametrize("alpha", [0.5, 40.0, 4096.0])
 @pytest.mark.parametrize("gamma", [0.5, 10.0])
 @pytest.mark.parametrize("name", CERTIFIED)
-def test_the_solve_ends_at_the_root(name: str, gamma: float, alpha: float, spread: float) -> None:
-    """alpha E_neg[(f*)'(T - v)] crosses 1 there, in bounded time: where T is steep, most steps of a secant are poor."""
+def test_the_search_ends_at_the_root(name: str, gamma: float, alpha: float, spread: float) -> None:
+    """alpha E_neg[(f*)'(T - v)] crosses 1 there. For a steep T most steps of the secant method are poor."""
     critic = make_similarity("gaussian", gamma).critic(fmicl.divergence(name), 256)
     cosines = spread * torch.randn(20_000, generator=torch.Generator().manual_seed(0), dtype=F64)
     z = critic.z(cosines.clamp(-1, 1))
@@ -152,14 +151,11 @@ def test_in_float32() -> None:
         torch.testing.assert_close(loss(x, y).double(), loss(x.double(), y.double()), rtol=1e-4, atol=1e-4)
 
 
-# ---- where no value can be looked at
-
-
 @pytest.mark.parametrize(("similarity", "spread"), [("gaussian", 0.06), ("gaussian", 0.4), ("cosine", 0.25)])
 @pytest.mark.parametrize("alpha", [1.0, 40.0])
 @pytest.mark.parametrize("gamma", [1.0, 10.0])
 @pytest.mark.parametrize("name", CERTIFIED)
-def test_counts_give_the_shift_too(name: str, gamma: float, alpha: float, spread: float, similarity: str) -> None:
+def test_shift_from_a_histogram(name: str, gamma: float, alpha: float, spread: float, similarity: str) -> None:
     critic = make_similarity(similarity, gamma).critic(fmicl.divergence(name), 256)
     cosines = (spread * torch.randn(5_000, generator=torch.Generator().manual_seed(0), dtype=F64)).clamp(-1, 1)
     scores = critic.score(critic.z(cosines))
@@ -169,19 +165,17 @@ def test_counts_give_the_shift_too(name: str, gamma: float, alpha: float, spread
 
     exact = optimal_shift(critic, alpha, lambda function: function.penalty(critic.z(cosines)).mean())
     found = float(shift_from_histogram(critic, alpha, torch.histc(cosines, 8192, -1, 1)))
-    assert found >= exact - 1e-9 * (1 + abs(exact))  # on the side where no pair leaves the domain
-    size, part = 1 + abs(cost(exact)), 2 / 8192
-    # T may change by a factor e^(2 gamma part) within a part
-    assert cost(exact) - 1e-9 * size <= cost(found) <= cost(exact) + 2 * gamma * part * size
+    assert found >= exact - 1e-9 * (1 + abs(exact))  # the side where no pair leaves the domain
+    size, width = 1 + abs(cost(exact)), 2 / 8192
+    # T may change by a factor e^(2 gamma width) within a bin
+    assert cost(exact) - 1e-9 * size <= cost(found) <= cost(exact) + 2 * gamma * width * size
     if alpha == 40.0 and gamma == 1.0:  # as in training
         assert cost(found) == pytest.approx(cost(exact), rel=1e-5, abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [name for name in CERTIFIED if name != "kl"])
-def test_while_a_graph_is_recorded_the_loss_is_nearly_the_same(
-    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_during_capture_of_a_cuda_graph(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = batch(32, 16, dtype=torch.float32)
     explicit = [queue(24, 16).float()] if mode == "explicit" else []
     negatives = "anchor" if mode == "explicit" else mode
@@ -194,19 +188,15 @@ def test_while_a_graph_is_recorded_the_loss_is_nearly_the_same(
         return value.detach(), slope
 
     exact, wanted = both()
-    monkeypatch.setattr(shift, "recording", lambda _: True)
-    monkeypatch.setattr(shift, "optimal_shift", lambda *_, **__: pytest.fail("it looks at values"))
+    monkeypatch.setattr(shift, "is_capturing", lambda _: True)
+    monkeypatch.setattr(shift, "optimal_shift", lambda *_, **__: pytest.fail("reads values on the host"))
     seen, found = both()
     torch.testing.assert_close(seen, exact, rtol=1e-5, atol=1e-5)
     assert float((found - wanted).norm()) < 5e-3 * float(wanted.norm())
 
 
 @pytest.mark.parametrize("skip", [None, 0, 2, -3])
-def test_cosines_are_counted_tile_by_tile_without_those_left_out(
-    skip: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fmicl.kernels import tiled
-
+def test_count_cosines_tile_by_tile(skip: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "_CPU_TILE", 4)
     x, y = (unit(value) for value in batch(11, 3))
     products = (x @ y.T).clamp(-1, 1)

@@ -61,7 +61,7 @@ def test_cosine_never_leaves_the_domain(name: str) -> None:
     assert (t.diff() >= -1e-15).all()  # increasing; bounded ones saturate, up to rounding
 
 
-def test_a_user_divergence_has_an_activation_too() -> None:
+def test_activation_of_a_user_defined_divergence() -> None:
     mine = fmicl.Divergence.from_generator(lambda u: (u.sqrt() - 1) ** 2, name="mine")
     t = mine.activation(torch.linspace(-20, 20, 41, dtype=F64))
     assert (t <= mine.supremum).all()
@@ -71,12 +71,12 @@ def test_a_user_divergence_has_an_activation_too() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: fmicl.Gaussian(gamma=0.0), r"gamma must be a positive number, got gamma=0\.0"),
-        (lambda: fmicl.Gaussian(mu=-1.0), r"mu must be a positive number, got mu=-1\.0"),
-        (lambda: fmicl.Gaussian(mu="normal"), "positive number or 'normalised', got 'normal'"),  # type: ignore[arg-type]
-        (lambda: fmicl.Cosine(temperature=math.nan), "temperature must be a positive number, got temperature=nan"),
-        (lambda: log_mu(1.0, 1), "dimension 2 or more, got d=1"),
-        (lambda: log_hyp0f1(-1.0, 1.0), "order > 0"),
+        (lambda: fmicl.Gaussian(gamma=0.0), r"gamma=0\.0"),
+        (lambda: fmicl.Gaussian(mu=-1.0), r"mu=-1\.0"),
+        (lambda: fmicl.Gaussian(mu="normal"), "mu .*'normal'"),  # type: ignore[arg-type]
+        (lambda: fmicl.Cosine(temperature=math.nan), "temperature=nan"),
+        (lambda: log_mu(1.0, 1), "d=1"),
+        (lambda: log_hyp0f1(-1.0, 1.0), "order=-1"),
     ],
 )
 def test_refuses(make: object, message: str) -> None:

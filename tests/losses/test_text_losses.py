@@ -1,4 +1,4 @@
-"""What a step on sentences computes: each objective under dropout, against the papers' formulas, and in bfloat16."""
+"""Each objective and method on sentences: against the papers' formulas under dropout, and in bfloat16."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def method_and_batch(place: Path, **changes: Any) -> tuple[Method, Batch]:
     return build_text_method(recipe, encoder, 10), Batch(ids, ids, torch.arange(12))
 
 
-# The objectives once more, densely and in float64, after the papers.
+# The papers' formulas, dense and in float64.
 def unit(x: Tensor) -> Tensor:
     return F.normalize(x.double(), dim=1)
 
 
 def others(x: Tensor, y: Tensor, *, own: bool = False) -> Tensor:
-    """Squared distances of all x_i to all y_j; j != i unless its own counts too."""
+    """Squared distances of all x_i to all y_j, j != i unless `own`."""
     d = (x[:, None] - y[None]).square().sum(dim=2)
     return d.reshape(-1) if own else d[~torch.eye(len(x), dtype=torch.bool)]
 
@@ -67,7 +67,7 @@ def plain_loss(objective: str, x: Tensor, y: Tensor, queue: Tensor | None = None
 
 
 def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
-    """The loss of a method from its encoders alone, drawing dropout in the order of its paper."""
+    """The loss of a method from its encoders, with dropout drawn in the order of its paper."""
     ids = batch.first
     name = type(method).__name__
     if name == "SimCLR":
@@ -87,7 +87,7 @@ def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", METHODS)
-def test_each_loss_is_that_of_two_dropout_passes_and_a_step_lowers_it(name: Any, objective: Any, place: Path) -> None:
+def test_loss_of_two_dropout_passes_and_a_step_that_lowers_it(name: Any, objective: Any, place: Path) -> None:
     method, batch = method_and_batch(place, method=name, objective=objective)
     torch.manual_seed(7)
     compared = method.pairs(batch.first, batch.second)
@@ -109,7 +109,7 @@ def test_each_loss_is_that_of_two_dropout_passes_and_a_step_lowers_it(name: Any,
 
 
 @pytest.mark.parametrize("pooling", ["cls_mlp", "cls", "mean"])
-def test_the_embeddings_have_the_encoders_width(pooling: Any, place: Path) -> None:
+def test_width_of_the_embeddings(pooling: Any, place: Path) -> None:
     method, batch = method_and_batch(place, pooling=pooling)
     assert method.embed(batch.first).shape == (12, 8)
     assert len(list(method.projection.parameters())) == (2 if pooling == "cls_mlp" else 0)
@@ -132,10 +132,10 @@ def test_dropout_differs_between_processes_and_steps(place: Path, monkeypatch: p
 def test_bf16_loss_and_gradient_at_the_papers_alpha_and_gamma(
     name: Any, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half precision ends at the embeddings: from there on it is float32, whatever autocast says."""
+    """Half precision ends at the embeddings: the loss is float32, whatever autocast says."""
     method, batch = method_and_batch(place, method=name)
     if name == "moco":
-        method.enqueue(method.target(batch.first))  # type: ignore[operator]  # near ones, as the keys of past batches are
+        method.enqueue(method.target(batch.first))  # type: ignore[operator]  # near ones, as keys of past batches
     seen: list[Tensor] = []
     compare = method.compare
 
@@ -169,7 +169,7 @@ def test_bf16_loss_and_gradient_at_the_papers_alpha_and_gamma(
 
 
 def test_bf16_rows_of_the_real_width_near_the_end_of_training() -> None:
-    """768 entries, spread out: here a negative costs next to nothing, and rounding must not make it more."""
+    """768 dimensions, spread out: a negative costs next to nothing, and rounding must not change that."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 768, generator=generator)
     y = (x + 0.2 * torch.randn(64, 768, generator=generator)).bfloat16().requires_grad_()

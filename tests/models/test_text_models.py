@@ -1,4 +1,4 @@
-"""Sentence encoders: pooling, tokenizers, what can be loaded, and what sentence-transformers makes of it."""
+"""Sentence encoders: pooling, tokenizers, loading, export to sentence-transformers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fmicl.models.text import (
     SentenceEncoder,
     Tokenizer,
     build_sentence_encoder,
-    point_to,
+    nested_modules,
     save_sentence_encoder,
     sentence_head,
 )
@@ -67,7 +67,7 @@ def test_dropout_is_on_and_makes_two_views(bert: Path) -> None:
     assert not torch.isclose(one, two).all(dim=1).any()
 
 
-def test_long_sentences_are_cut_off_with_their_last_token_kept(bert: Path) -> None:
+def test_truncation_keeps_the_last_special_token(bert: Path) -> None:
     _, tokenizer = build(bert)
     (row,) = tokenizer.encode(["a man plays guitar a man plays guitar"], 6)
     assert len(row) == 6
@@ -75,7 +75,7 @@ def test_long_sentences_are_cut_off_with_their_last_token_kept(bert: Path) -> No
     assert tokenizer.limit == 16
 
 
-def test_the_state_of_a_tokenizer_is_its_words_and_not_its_last_call(bert: Path, tmp_path: Path) -> None:
+def test_the_state_of_a_tokenizer_depends_on_its_vocabulary_only(bert: Path, tmp_path: Path) -> None:
     state = build(bert)[1].state()
     _, used = build(bert)
     used.encode(SENTENCES, 5)
@@ -85,9 +85,9 @@ def test_the_state_of_a_tokenizer_is_its_words_and_not_its_last_call(bert: Path,
     assert Tokenizer(BertTokenizer(str(tmp_path / "vocab.txt")), 16).state() != state
 
 
-def test_the_head_is_berts_pooler_made_anew() -> None:
+def test_the_head_is_initialised_as_berts_pooler() -> None:
     torch.manual_seed(0)
-    head = sentence_head("cls_mlp", 200, spread=0.05)
+    head = sentence_head("cls_mlp", 200, std=0.05)
     weight, bias = head.state_dict().values()
     assert weight.shape == (200, 200)
     assert float(weight.std()) == pytest.approx(0.05, rel=0.02)
@@ -98,32 +98,32 @@ def test_the_head_is_berts_pooler_made_anew() -> None:
         assert not list(sentence_head(pooling, 200).parameters())
 
 
-def test_what_has_no_part_is_frozen(bert: Path) -> None:
+def test_unused_parameters_are_frozen(bert: Path) -> None:
     encoder, _ = build(bert)
     frozen = {name for name, parameter in encoder.named_parameters() if not parameter.requires_grad}
     assert frozen == {"model.pooler.dense.weight", "model.pooler.dense.bias"}
     assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
-def test_a_run_is_a_start_too(bert: Path, tmp_path: Path) -> None:
-    """Its folder is one of sentence-transformers, with the transformer further inside."""
+def test_a_run_folder_can_be_loaded(bert: Path, tmp_path: Path) -> None:
+    """It is a sentence-transformers folder with the transformer in a subfolder."""
     encoder, tokenizer = build(bert)
     with torch.no_grad():
         next(encoder.parameters()).add_(1.0)
     save_sentence_encoder(encoder, tokenizer, 16, tmp_path / "sentence_transformer")
-    modules = point_to(tmp_path, tmp_path / "sentence_transformer")
+    modules = nested_modules(tmp_path, tmp_path / "sentence_transformer")
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     again, words = build(tmp_path)
     ids = tokenizer.batch(SENTENCES, 16)
     assert torch.equal(words.batch(SENTENCES, 16), ids)
     torch.testing.assert_close(again.eval()(ids), encoder.eval()(ids))
     (tmp_path / "modules.json").write_text("{}")
-    with pytest.raises(ValueError, match="can't be loaded from this folder"):
+    with pytest.raises(ValueError, match="can't be loaded"):
         build(tmp_path)
 
 
-def test_a_masked_language_model_will_do(bert: Path, tmp_path: Path) -> None:
-    """Its pooler is missing, and its head has no part: the encoder is what counts."""
+def test_a_masked_language_model_can_be_loaded(bert: Path, tmp_path: Path) -> None:
+    """Its pooler is missing, and its head is not used."""
     model: Any = BertForMaskedLM(BertConfig.from_pretrained(bert))  # type: ignore[no-untyped-call]
     model.to(torch.bfloat16)
     model.save_pretrained(tmp_path)
@@ -138,7 +138,7 @@ def test_a_masked_language_model_will_do(bert: Path, tmp_path: Path) -> None:
     assert encoder(tokenizer.batch(SENTENCES, 16)).shape == (len(SENTENCES), 8)
 
 
-def test_models_that_count_positions_from_the_padding(bert: Path, tmp_path: Path) -> None:
+def test_length_limit_of_models_that_count_positions_from_the_padding(bert: Path, tmp_path: Path) -> None:
     config = RobertaConfig(
         vocab_size=len(WORDS) + 5, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=12, pad_token_id=1, type_vocab_size=1,
@@ -151,9 +151,7 @@ def test_models_that_count_positions_from_the_padding(bert: Path, tmp_path: Path
     assert encoder(tokenizer.batch([sentence, "a man"], tokenizer.limit)).shape == (2, 8)
 
 
-def test_without_a_network_the_hub_is_not_asked_again_and_again(
-    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_hub_is_not_retried(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(*_: object) -> None:
         raise socket.gaierror("Name or service not known")
 
@@ -171,33 +169,33 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(
     monkeypatch.setenv("NO_PROXY", "localhost")  # is no proxy
     encoder, _ = build_sentence_encoder("me/tiny", "cls")  # it was downloaded before
     assert encoder.num_features == build(bert)[0].num_features
-    with pytest.raises(ValueError, match=r"'me/other' can't be had: it is no folder here, and the hub did not give it"):
+    with pytest.raises(ValueError, match=r"me/other.*hub"):
         build_sentence_encoder("me/other", "cls")
     assert not waited
 
 
-def test_what_can_not_be_had_is_one_line(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_be_loaded_are_a_one_line_error(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("/nowhere/bert", "./bert", "a/b/c"):
-        with pytest.raises(FileNotFoundError, match=f"there is no folder {name} with a model"):
+        with pytest.raises(FileNotFoundError, match=f"{name}"):
             build_sentence_encoder(name, "cls")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"'nobody/nothing' can't be had: it is no folder here, and the hub") as error:
+    with pytest.raises(ValueError, match=r"nobody/nothing.*hub") as error:
         build_sentence_encoder("nobody/nothing", "cls")
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith(
-        "Give the folder of a model; experiments/warm_start.py makes one of your sentences"
-    )
-    with pytest.raises(ValueError, match="can't be loaded from this folder"):
+    assert "experiments/warm_start.py" in str(error.value)
+    with pytest.raises(ValueError, match="can't be loaded"):
         build_sentence_encoder(str(tmp_path), "cls")
     config = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     T5Model(config).save_pretrained(tmp_path / "t5")
     BertTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "t5")
-    with pytest.raises(ValueError, match=r"\(T5Model\) is no encoder from tokens to vectors"):
+    with pytest.raises(ValueError, match=r"T5Model"):
         build_sentence_encoder(str(tmp_path / "t5"), "cls")
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_what_is_saved_is_what_was_trained(bert: Path, tmp_path: Path, pooling: Any) -> None:
+def test_a_saved_encoder_gives_the_same_vectors(bert: Path, tmp_path: Path, pooling: Any) -> None:
     encoder, tokenizer = build(bert, pooling)
     with torch.no_grad():
         for parameter in encoder.parameters():

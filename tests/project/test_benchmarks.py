@@ -276,6 +276,17 @@ def test_the_summary_says_what_holds_the_rate_down() -> None:
     )
     assert tables._sustained({"sustained": rates}).endswith("nothing else")
     assert tables._sustained({}) == ""
+    for commit, shown in (("abc", "at abc 800"), (None, "at unknown commit 800")):  # the record of a single run
+        own = {"machine": {"commit": commit}, "rate": 8e14, "sustained": {"sustained_rate": 7.1e14}}
+        assert shown in tables._sustained(own)
+
+
+def test_commit_is_null_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, tables = module("loss"), module("tables")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    machine = loss.describe_machine({"device": "cpu", "quick": True}, None)
+    assert machine["commit"] is None
+    assert "at commit unknown" in tables.summary({"machine": machine, "rate": None})
 
 
 def test_the_sustained_rate_is_of_the_run_with_the_longest_work() -> None:
@@ -398,3 +409,16 @@ def test_python_gets_the_head_start_that_it_needs(needed: int, longest: int, mon
     assert max(slept) == longest * measure.AHEAD
     assert all(time > needed * measure.AHEAD for time in times) or longest == 2**measure.LONGER
     assert slept[-1] == (longest if needed < longest else 1) * measure.AHEAD
+
+
+def test_solvers_of_the_probe_end_at_one_minimum(tmp_path: Path) -> None:
+    path = tmp_path / "probe.json"
+    run("probe.py", "--size", "600", "16", "--repeats", "1", "--device", "cpu", "--threads", "1", "--json", str(path))
+    found = json.loads(path.read_text())
+    for decay in {row["weight_decay"] for row in found["fits"]}:
+        rows = [row for row in found["fits"] if row["weight_decay"] == decay]
+        for row in rows:
+            assert row["converged"]
+            assert row["above_lowest"] < 1e-5
+            assert row["test_accuracy"] == pytest.approx(rows[0]["test_accuracy"], abs=0.2)
+    assert all(row["reads"] > 0 for row in found["reads"])

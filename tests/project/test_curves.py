@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 import curves
 import reproduction
 
-from fmicl.config import RECIPES, recipe
+from fmicl.config import recipe
 
 
 def put(folder: Path, name: str, *, knn: float = 80.0, **changes: Any) -> None:

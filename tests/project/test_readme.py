@@ -7,12 +7,17 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import fmicl
 from fmicl import theory
+from fmicl.config import RECIPES
+from fmicl.losses import OBJECTIVES
+from fmicl.methods import METHODS
+from fmicl.utils.registry import Registry
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -27,11 +32,24 @@ def test_its_code_runs() -> None:
     assert names["x"].grad is not None
 
 
+def shown(name: str) -> str:
+    """The part of the README between two markers."""
+    return README.split(f"<!-- {name} -->\n")[1].split(f"\n<!-- /{name} -->")[0]
+
+
+@pytest.mark.parametrize("registry", [OBJECTIVES, METHODS, RECIPES], ids=lambda registry: registry.kind)
+def test_its_tables_are_those_of_the_registries(registry: Registry[Any]) -> None:
+    assert shown(f"{registry.kind}s") == registry.table()
+
+
+def test_it_is_short() -> None:
+    assert README.count("\n") <= 150
+
+
 def test_its_table_is_what_theory_prints() -> None:
-    shown = README.split("<!-- certificates -->\n")[1].split("\n<!-- /certificates -->")[0]
-    assert shown == theory.table()
+    assert shown("certificates") == theory.table()
     printed = subprocess.run([sys.executable, "-m", "fmicl.theory"], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == shown
+    assert printed.strip() == shown("certificates")
 
 
 def test_importing_fmicl_loads_nothing_of_weight_but_torch() -> None:
@@ -68,7 +86,7 @@ def test_files_that_the_readme_and_the_errata_name_exist() -> None:
     for link in re.findall(r"\]\(([\w./]+)\)", README):
         assert (ROOT / link).exists(), link
     errata = (ROOT / "docs" / "errata.md").read_text()
-    for path, test in re.findall(r"`(tests/\w+\.py)::(?:\w+::)?(\w+)`", errata):
+    for path, test in re.findall(r"`(tests/[\w/]+\.py)::(?:\w+::)?(\w+)`", errata):
         assert test in (ROOT / path).read_text(), test
 
 

@@ -1,8 +1,8 @@
-"""Figures: what is drawn is looked for in the pixels; wrong input is told apart."""
+"""Figures: pixels of what is drawn, and wrong input."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from fmicl.runs.figures import (
     Theme,
     _ticks,
     distance_figure,
-    loss_curve,
     metric_curve,
     neighbour_figure,
     read_metrics,
@@ -44,19 +43,19 @@ def coloured(image: NDArray[np.uint8], colour: str) -> NDArray[np.bool_]:
     return close
 
 
-def test_metrics_are_read_with_blanks_and_without_text(metrics: Path) -> None:
+def test_metrics_have_blanks_and_no_text_columns(metrics: Path) -> None:
     columns = read_metrics(metrics)
     assert list(columns) == ["epoch", "step", "loss", "knn"]
     assert columns["knn"] == [None, None, 80.5, None]
 
 
-def test_a_row_that_was_cut_off_reads_as_blank(metrics: Path) -> None:
+def test_a_truncated_row_reads_as_blank(metrics: Path) -> None:
     metrics.write_text(CSV + "5,50")
     assert read_metrics(metrics)["loss"][-1] is None
 
 
 @pytest.mark.parametrize(
-    ("places", "ticks"),
+    ("positions", "ticks"),
     [
         (range(10, 51, 10), [10, 20, 30, 40, 50]),
         (range(10, 201, 10), [50, 100, 150, 200]),
@@ -65,28 +64,28 @@ def test_a_row_that_was_cut_off_reads_as_blank(metrics: Path) -> None:
         ([3], [3]),
     ],
 )
-def test_ticks_stand_where_it_was_measured(places: Sequence[float], ticks: list[float]) -> None:
-    found = _ticks(list(places)).tick_values(places[0], places[-1])
-    assert [tick for tick in found if places[0] <= tick <= places[-1]] == ticks
+def test_ticks_are_where_it_was_measured(positions: Sequence[float], ticks: list[float]) -> None:
+    found = _ticks(list(positions)).tick_values(positions[0], positions[-1])
+    assert [tick for tick in found if positions[0] <= tick <= positions[-1]] == ticks
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_loss_curve_falls_from_left_to_right_on_its_surface(metrics: Path, tmp_path: Path, theme: Theme) -> None:
-    out = loss_curve(metrics, tmp_path / "deep" / "loss.png", theme=theme)
+    out = metric_curve(metrics, "loss", tmp_path / "deep" / "loss.png", theme=theme)
     image = pixels(out)
     assert coloured(image, COLOURS[theme].surface).mean() > 0.8
     rows, columns = np.nonzero(coloured(image, COLOURS[theme].first))
-    # The number at the end of the curve is of its colour too: look at the part before it.
+    # The number at the end of the curve has its colour, too: look at the part before it.
     left, right = columns < np.quantile(columns, 0.1), (columns > 0.5 * columns.max()) & (columns < 0.7 * columns.max())
     assert rows[left].mean() < rows[right].mean() - 50
 
 
 def test_a_single_epoch_is_a_dot(metrics: Path, tmp_path: Path) -> None:
     metrics.write_text("epoch,loss\n1,0.5\n")
-    assert coloured(pixels(loss_curve(metrics, tmp_path / "a.png")), COLOURS["light"].first).sum() > 50
+    assert coloured(pixels(metric_curve(metrics, "loss", tmp_path / "a.png")), COLOURS["light"].first).sum() > 50
 
 
-def test_distances_lie_where_they_should(tmp_path: Path) -> None:
+def test_negative_distances_are_above_positive_ones(tmp_path: Path) -> None:
     positive, negative = torch.full((50,), 0.25, dtype=torch.bfloat16), np.linspace(1, 2, 7)
     image = pixels(distance_figure(positive, negative, tmp_path / "d.png"))
     body = image[image.shape[0] // 5 :]  # without the legend
@@ -95,11 +94,11 @@ def test_distances_lie_where_they_should(tmp_path: Path) -> None:
     assert high < low - 100
 
 
-def test_neighbours_show_the_pictures_themselves(tmp_path: Path) -> None:
+def test_neighbours_are_drawn_in_order(tmp_path: Path) -> None:
     images = np.zeros((2, 4, 3, 8, 8), dtype=np.uint8)
     colours = ["#c01020", "#10c020", "#1020c0", "#c0c010", "#10c0c0", "#c010c0", "#804020", "#208040"]
-    for place, colour in enumerate(colours):
-        images[place // 4, place % 4] = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])[:, None, None]
+    for index, colour in enumerate(colours):
+        images[index // 4, index % 4] = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])[:, None, None]
     image = pixels(neighbour_figure(torch.from_numpy(images), torch.rand(2, 3), tmp_path / "n.png"))
     centres = []
     for colour in colours:
@@ -119,45 +118,50 @@ def test_neighbours_of_grey_images_with_and_without_numbers(tmp_path: Path, simi
     assert coloured(image, "#808080").mean() > 0.2
 
 
-def test_the_same_data_draws_the_same_bytes_and_leaves_nothing_else(metrics: Path, tmp_path: Path) -> None:
-    first = loss_curve(metrics, tmp_path / "a.png").read_bytes()
-    assert loss_curve(metrics, tmp_path / "a.png").read_bytes() == first
+def test_the_same_data_gives_the_same_bytes_and_no_other_files(metrics: Path, tmp_path: Path) -> None:
+    first = metric_curve(metrics, "loss", tmp_path / "a.png").read_bytes()
+    assert metric_curve(metrics, "loss", tmp_path / "a.png").read_bytes() == first
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "metrics.csv"]
 
 
-def test_figures_leave_matplotlib_as_it_was(metrics: Path, tmp_path: Path) -> None:
+def test_figures_do_not_change_matplotlib(metrics: Path, tmp_path: Path) -> None:
     import matplotlib as mpl
 
     before = dict(mpl.rcParams)
-    loss_curve(metrics, tmp_path / "a.png", theme="dark")
+    metric_curve(metrics, "loss", tmp_path / "a.png", theme="dark")
     assert dict(mpl.rcParams) == before
 
 
-def test_wrong_input_is_told_apart(metrics: Path, tmp_path: Path) -> None:
-    out = tmp_path / "x.png"
+@pytest.mark.parametrize(
+    ("csv", "column", "fact"),
+    [
+        (CSV, "rank", "'rank'"),
+        (CSV, "note", "numeric column 'note'"),
+        ("epoch,loss\n", "loss", "no rows"),
+        ("epoch,loss\n1,\n2,inf\n", "loss", "no finite value of 'loss'"),
+        ("epoch\na\n", "loss", "no numeric columns"),
+    ],
+)
+def test_metrics_that_can_not_be_drawn_are_errors(tmp_path: Path, csv: str, column: str, fact: str) -> None:
     with pytest.raises(FileNotFoundError):
-        loss_curve(tmp_path / "none.csv", out)
-    with pytest.raises(ValueError, match="no column 'rank'"):
-        metric_curve(metrics, "rank", out)
-    with pytest.raises(ValueError, match="no column 'note' of numbers"):
-        metric_curve(metrics, "note", out)
-    with pytest.raises(ValueError, match="at least one; got 0"):
-        distance_figure(np.zeros(0), np.ones(3), out)
-    with pytest.raises(ValueError, match="should be finite"):
-        distance_figure(np.array([np.nan]), np.ones(3), out)
-    with pytest.raises(ValueError, match=r"got \(2, 3, 8, 8\) uint8"):
-        neighbour_figure(np.zeros((2, 3, 8, 8), np.uint8), None, out)
-    with pytest.raises(ValueError, match="float64"):
-        neighbour_figure(np.zeros((1, 2, 3, 8, 8)), None, out)
-    with pytest.raises(ValueError, match=r"should be \(1, 1\)"):
-        neighbour_figure(np.zeros((1, 2, 3, 8, 8), np.uint8), np.ones((2, 2)), out)
-    metrics.write_text("epoch,loss\n")
-    with pytest.raises(ValueError, match="no rows yet"):
-        loss_curve(metrics, out)
-    metrics.write_text("epoch,loss\n1,\n2,inf\n")
-    with pytest.raises(ValueError, match="no finite value of 'loss'"):
-        loss_curve(metrics, out)
-    metrics.write_text("epoch\na\n")
-    with pytest.raises(ValueError, match="no columns of numbers"):
-        loss_curve(metrics, out)
-    assert not out.exists()
+        metric_curve(tmp_path / "none.csv", column, tmp_path / "x.png")
+    (tmp_path / "metrics.csv").write_text(csv)
+    with pytest.raises(ValueError, match=fact):
+        metric_curve(tmp_path / "metrics.csv", column, tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("draw", "fact"),
+    [
+        (lambda out: distance_figure(np.zeros(0), np.ones(3), out), "positive .* 0 values"),
+        (lambda out: distance_figure(np.array([np.nan]), np.ones(3), out), "finite"),
+        (lambda out: neighbour_figure(np.zeros((2, 3, 8, 8), np.uint8), None, out), r"\(2, 3, 8, 8\) uint8"),
+        (lambda out: neighbour_figure(np.zeros((1, 2, 3, 8, 8)), None, out), "float64"),
+        (lambda out: neighbour_figure(np.zeros((1, 2, 3, 8, 8), np.uint8), np.ones((2, 2)), out), r"\(1, 1\)"),
+    ],
+)
+def test_arrays_of_other_shapes_are_errors(tmp_path: Path, draw: Callable[[Path], Path], fact: str) -> None:
+    with pytest.raises(ValueError, match=fact):
+        draw(tmp_path / "x.png")
+    assert not (tmp_path / "x.png").exists()

@@ -1,4 +1,4 @@
-"""The page of a run: whole, broken and hostile run folders."""
+"""The HTML report of complete, damaged and hostile run folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOID = {"meta", "source", "img", "br"}
 
 
 def fill(run: Path) -> None:
-    """A finished run of 40 epochs, as `fmicl train` leaves it, with text in it that wants to be code."""
+    """Write a finished run of 40 epochs with HTML in its settings and results."""
     settings: dict[str, Any] = {
         "recipe": "digits",
         "settings": {"method": "simclr", "objective": "fmicl", "divergence": "kl", "encoder": "small_conv",
@@ -60,7 +60,7 @@ def fill(run: Path) -> None:
 
 
 class Reader(HTMLParser):
-    """Checks that tags close in order, and collects what a test wants to know."""
+    """Checks that tags are closed in order, and collects tags and text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def read(page: Path) -> Reader:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("digits-007")
     fill(run)
     write_report(run)
@@ -98,7 +98,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A run folder to break, with coarse figures, which are drawn faster."""
+    """A run folder to damage, with coarse figures, which are drawn faster."""
     monkeypatch.setattr(figures, "_DPI", 50)
     folder = tmp_path / "run"
     folder.mkdir()
@@ -110,8 +110,8 @@ def text_of(page: Path) -> str:
     return " ".join(" ".join(read(page).text).split())
 
 
-def test_page_tells_results_with_their_split_and_epoch(whole: Path) -> None:
-    text = text_of(whole / "report.html")
+def test_page_shows_results_with_their_split_and_epoch(finished: Path) -> None:
+    text = text_of(finished / "report.html")
     assert f"On the {EVIL} split, after epoch 40, k-NN with k = 20" in text
     for part in ("k-NN 98.1 %", "Linear probe 98.3 %", "Alignment 0.25", "Uniformity −3.25", "Effective rank 41.8"):
         assert part in text
@@ -121,57 +121,57 @@ def test_page_tells_results_with_their_split_and_epoch(whole: Path) -> None:
     assert "Trained encoder 98.1 % 98.3 %" in text
     assert "Untrained encoder 97.2 % 96.5 %" in text
     assert "Raw pixels 98.2 % 96.4 %" in text
-    assert "Left out" not in text
+    assert "Missing" not in text
 
 
-def test_page_says_that_results_are_on_other_data(run: Path) -> None:
+def test_page_says_if_results_are_on_other_data(run: Path) -> None:
     assert "other data" not in text_of(write_report(run))
     results = json.loads((run / "results.json").read_text())
     changed = {"data_changed": "it was trained on 5 images", "data_dir": "/photos/<new>"}
     (run / "results.json").write_text(json.dumps(results | changed))
-    told = "On other data than the run was trained on (/photos/<new>): it was trained on 5 images"
-    assert told in text_of(write_report(run))
+    warning = "On other data than the run was trained on (/photos/<new>): it was trained on 5 images"
+    assert warning in text_of(write_report(run))
 
 
-def test_best_of_each_column_is_bold_whosever_it_is(whole: Path) -> None:
-    page = (whole / "report.html").read_text(encoding="utf-8")
+def test_best_of_each_column_is_bold(finished: Path) -> None:
+    page = (finished / "report.html").read_text(encoding="utf-8")
     assert re.findall(r"<td><b>(.*?)</b>", page) == ["98.3 %", "98.2 %"]
 
 
-def test_page_tells_settings_command_and_metrics(whole: Path) -> None:
-    text = text_of(whole / "report.html")
+def test_page_shows_settings_command_and_metrics(finished: Path) -> None:
+    text = text_of(finished / "report.html")
     for part in ("views.crop 0.2, 1", "alpha 40", "download no", "data_dir –", "torch 2.11.0", "seed 3"):
         assert part in text
     assert "fmicl train digits --data-dir" in text
-    # The rows that have a k-NN accuracy, with counts as counts.
+    # The rows with a k-NN accuracy, with steps in full.
     assert "By epoch, 4 of 40 rows" in text
     assert "40 200000 0.025" in text
 
 
-def test_page_needs_nothing_from_elsewhere(whole: Path) -> None:
-    reader = read(whole / "report.html")
+def test_page_loads_nothing(finished: Path) -> None:
+    reader = read(finished / "report.html")
     assert not {tag for tag, _ in reader.tags} & {"script", "link", "iframe", "object", "base", "form"}
     for _, attributes in reader.tags:
         for name in ("src", "srcset", "href", "style", "onerror", "onload"):
             assert (attributes.get(name) or "data:image/png;base64,").startswith("data:image/png;base64,")
-    page = (whole / "report.html").read_text(encoding="utf-8")
+    page = (finished / "report.html").read_text(encoding="utf-8")
     assert "http://" not in page
     assert "https://" not in page
     assert "url(" not in page
     assert "@import" not in page
-    assert str(whole.parent) not in page
+    assert str(finished.parent) not in page
 
 
-def test_text_of_the_user_is_text(whole: Path) -> None:
-    page = (whole / "report.html").read_text(encoding="utf-8")
+def test_text_is_escaped(finished: Path) -> None:
+    page = (finished / "report.html").read_text(encoding="utf-8")
     assert "<script" not in page
     assert "&lt;script&gt;" in page
 
 
-def test_every_picture_is_there_in_both_themes_with_words_for_it(whole: Path) -> None:
+def test_every_figure_has_both_themes_and_alternative_text(finished: Path) -> None:
     names = {"loss", "knn", "alignment", "uniformity", "effective_rank", "distances", "neighbours"}
-    assert {path.stem for path in (whole / "figures").iterdir()} == names
-    tags = read(whole / "report.html").tags
+    assert {path.stem for path in (finished / "figures").iterdir()} == names
+    tags = read(finished / "report.html").tags
     pictures = [attributes for tag, attributes in tags if tag == "img"]
     sources = [attributes for tag, attributes in tags if tag == "source"]
     assert len(pictures) == len(sources) == len(names)
@@ -186,15 +186,15 @@ def test_every_picture_is_there_in_both_themes_with_words_for_it(whole: Path) ->
         assert dark[0, 0, :3].mean() < 0.2
 
 
-def test_page_has_what_a_phone_and_dark_mode_need(whole: Path) -> None:
-    page = (whole / "report.html").read_text(encoding="utf-8")
+def test_page_suits_phones_and_dark_mode(finished: Path) -> None:
+    page = (finished / "report.html").read_text(encoding="utf-8")
     assert 'name="viewport" content="width=device-width' in page
     assert "@media(prefers-color-scheme:dark)" in page
-    # Whatever can be wide scrolls inside its own box.
+    # Wide content scrolls in its own box.
     assert page.count("<table") == len(re.findall(r'<div class="scroll"><table', page))
 
 
-def test_page_can_be_made_again_and_is_the_same(run: Path) -> None:
+def test_page_is_reproducible(run: Path) -> None:
     first = write_report(run).read_bytes()
     before = sorted(path.relative_to(run) for path in run.rglob("*"))
     assert write_report(run).read_bytes() == first
@@ -203,21 +203,21 @@ def test_page_can_be_made_again_and_is_the_same(run: Path) -> None:
 
 @pytest.mark.parametrize("name", ["settings.json", "metrics.csv", "results.json", "arrays.safetensors"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "rubbish", "binary"])
-def test_a_missing_or_damaged_piece_is_named_and_left_out(run: Path, name: str, damage: str) -> None:
+def test_missing_and_damaged_files_are_listed(run: Path, name: str, damage: str) -> None:
     if damage == "missing":
         (run / name).unlink()
     else:
         (run / name).write_bytes({"empty": b"", "rubbish": b"[[[ not that", "binary": b"\xff\x00\xfe" * 50}[damage])
     text = text_of(write_report(run))
-    assert "Left out" in text
-    left = text.split("Left out")[1]
-    assert name in left
-    others = {"settings.json": "Every setting", "results.json": "Results", "metrics.csv": "Training loss."}
+    assert "Missing" in text
+    missing = text.split("Missing")[1]
+    assert name in missing
+    others = {"settings.json": "All settings", "results.json": "Results", "metrics.csv": "Training loss."}
     for other, sign in others.items():
-        assert (sign in text.split("Left out")[0]) == (other != name)
+        assert (sign in text.split("Missing")[0]) == (other != name)
 
 
-def test_pieces_of_another_shape_are_named_and_left_out(run: Path) -> None:
+def test_unexpected_values_are_listed(run: Path) -> None:
     (run / "settings.json").write_text('{"settings": 7, "versions": [], "command": "x", "recipe": null}')
     (run / "results.json").write_text('{"knn": NaN, "linear": "high", "untrained": {"knn": null}, "raw_pixels": 3}')
     (run / "metrics.csv").write_text("epoch,loss,knn\n1,nan,\n2,inf,\n")
@@ -226,34 +226,34 @@ def test_pieces_of_another_shape_are_named_and_left_out(run: Path) -> None:
         run / "arrays.safetensors",
     )
     text = text_of(write_report(run))
-    left = text.split("Left out")[1]
-    for name in ("Training loss", "k-NN accuracy", "Distances of pairs", "Nearest neighbours"):
-        assert f"{name}: " in left
+    missing = text.split("Missing")[1]
+    for name in ("Training loss", "k-NN accuracy", "Pair distances", "Nearest neighbours"):
+        assert f"{name}: " in missing
     assert "not finite" in text
 
 
 def test_a_run_on_data_without_labels_says_why_it_has_no_accuracies(run: Path) -> None:
     (run / "results.json").write_text('{"knn": null, "linear": null, "split": null, "epoch": 9, "alignment": 0.5}')
     text = text_of(write_report(run))
-    assert "after epoch 9, without accuracies: these need labels" in text
+    assert "After epoch 9, without accuracies: these need labels" in text
     assert "Alignment 0.5" in text
     assert "of two views of training samples, as none are held out" in text
 
 
-def test_a_results_file_that_is_a_list_is_named(run: Path) -> None:
+def test_a_results_file_with_a_list_is_listed(run: Path) -> None:
     (run / "results.json").write_text("[1, 2]")
-    assert "results.json holds a list" in text_of(write_report(run))
+    assert "results.json contains a list" in text_of(write_report(run))
 
 
-def test_a_run_that_has_only_begun_has_a_page(run: Path) -> None:
+def test_a_run_that_has_just_started_has_a_page(run: Path) -> None:
     for name in ("metrics.csv", "results.json", "arrays.safetensors"):
         (run / name).unlink()
     text = text_of(write_report(run))
     assert "the run may not have ended" in text
-    assert "Every setting" in text
+    assert "All settings" in text
 
 
-def test_only_curves_that_were_measured_are_drawn(run: Path) -> None:
+def test_only_measured_curves_are_drawn(run: Path) -> None:
     (run / "metrics.csv").write_text("epoch,loss\n1,2\n2,1\n")
     text = text_of(write_report(run))
     assert (run / "figures" / "loss.png").exists()
@@ -261,16 +261,29 @@ def test_only_curves_that_were_measured_are_drawn(run: Path) -> None:
     assert "Effective rank in training: metrics.csv has no finite values of it" in text
 
 
-def test_a_folder_that_is_no_run_is_an_error_and_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_an_error_and_stays_unchanged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no run folder"):
         write_report(tmp_path / "nowhere")
     (tmp_path / "photo.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match=r"is not a run folder: it has none of settings\.json"):
+    with pytest.raises(FileNotFoundError, match=r"has none of settings\.json"):
         write_report(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["photo.txt"]
 
 
-def test_page_moves_with_its_folder(whole: Path, tmp_path: Path) -> None:
-    copy = tmp_path / whole.name
-    shutil.copytree(whole, copy)
-    assert write_report(copy).read_bytes() == (whole / "report.html").read_bytes()
+def test_page_moves_with_its_folder(finished: Path, tmp_path: Path) -> None:
+    copy = tmp_path / finished.name
+    shutil.copytree(finished, copy)
+    assert write_report(copy).read_bytes() == (finished / "report.html").read_bytes()
+
+
+def test_page_of_a_text_run_shows_sts_scores_over_steps(run: Path) -> None:
+    (run / "settings.json").write_text('{"task": "text", "settings": {"model": "bert"}}')
+    (run / "metrics.csv").write_text("step,loss,stsb_dev\n125,2,70\n250,1,75\n")
+    results = {"step": 250, "stsb_dev": 75.0, "chosen_by": "stsb_dev"}
+    (run / "results.json").write_text(json.dumps(results))
+    text = text_of(write_report(run))
+    assert "The encoder of step 250, the best on STS-B dev (75.00). No STS scores yet: fmicl evaluate RUN" in text
+    assert "By step" in text
+    assert "Pair distances" not in text
+    (run / "results.json").write_text(json.dumps({**results, "pairs": {"STS12": 3108}, "STS12": 71.234, "avg": None}))
+    assert "test splits. Task Spearman x 100 Pairs STS12 71.23 3108 Average –" in text_of(write_report(run))

@@ -1,4 +1,4 @@
-"""Where the runs of a sweep start: slots on this machine's devices, and jobs of SLURM through submitit."""
+"""Launchers: slots on this machine's devices, and SLURM jobs through submitit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import pytest
 from fmicl.cli import main as cli
 from fmicl.sweep import launchers
 from fmicl.sweep.launchers import (
-    OF_A_SWEEP,
     LocalLauncher,
     Slot,
     SubmititLauncher,
@@ -25,13 +24,13 @@ from fmicl.sweep.launchers import (
     local_slots,
     slurm_options,
 )
-from fmicl.sweep.scheduler import Sweep
-from sweeps import DIGITS, FAKE, grid, record_of, states, wait_until
+from fmicl.utils.environment import STARTED_BY_SWEEP
+from sweeps import FAKE, saved_runs, starts, states, sweep_of, wait_until
 
 
 def test_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(launchers, "processors", lambda: 8)
+    monkeypatch.setattr(launchers, "available_cpus", lambda: 8)
     assert local_slots(3, device="cpu") == [Slot("cpu", {"OMP_NUM_THREADS": "2"})] * 3
     assert local_slots(20, device="cpu")[0].environment == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
@@ -107,60 +106,58 @@ def submitit(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 def test_a_job_for_each_run(submitit: types.ModuleType, tmp_path: Path) -> None:
     del submitit
     folder = tmp_path / "sweep"
-    found = grid(divergence=("kl", "js"), seed=(0, 1))
     options = slurm_options(["partition=gpu", "time=8:00:00", "cpus-per-task=4", "account=lab-7", "mem_gb=16"])
 
     def again() -> int:
         launcher = SubmititLauncher(folder / "jobs", options, devices=2, limit=2)
-        return Sweep("digits", DIGITS, found, folder, program=FAKE)(launcher)
+        return sweep_of(folder, divergence=("kl", "js"), seed=(0, 1)).train(launcher)
 
     assert again() == 1
     executor = FakeExecutor.made[0]
     assert executor.parameters == {
         "tasks_per_node": 2, "gpus_per_node": 2, "slurm_partition": "gpu", "slurm_time": 480, "cpus_per_task": 4,
-        "slurm_account": "lab-7", "mem_gb": 16.0, "stderr_to_stdout": True, "name": "fmicl-divergence=js,seed=1",
+        "slurm_account": "lab-7", "mem_gb": 16.0, "stderr_to_stdout": True, "name": "fmicl-js-seed1",
     }  # fmt: skip
     assert (executor.cluster, executor.options) == ("slurm", {"slurm_max_num_timeout": 10_000})
     assert len(executor.names) == 4
-    saved = record_of(folder)["runs"]
-    assert saved["divergence=kl,seed=0"]["job"] == "101"
-    assert saved["divergence=kl,seed=0"]["log"] == "jobs/101_0_log.out"
-    assert states(folder)["divergence=js,seed=0"] == "failed"
+    saved = saved_runs(folder)
+    assert (saved["kl-seed0"]["job"], saved["kl-seed0"]["log"]) == ("101", "jobs/101_0_log.out")
+    assert states(folder)["js-seed0"] == "failed"
     assert again() == 0
-    assert FakeExecutor.made[1].names == ["fmicl-divergence=js,seed=0", "fmicl-divergence=js,seed=1"]
+    assert FakeExecutor.made[1].names == ["fmicl-js-seed0", "fmicl-js-seed1"]
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_a_sweep_that_is_stopped_leaves_its_jobs_and_finds_them_again(
+def test_jobs_continue_without_the_sweep_and_are_found_again(
     submitit: types.ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "sweep"
-    found = grid(divergence=("vlc",))
-    sweep = Sweep("digits", DIGITS, found, folder, program=FAKE)
+    sweep = sweep_of(folder, divergence=("vlc",))
+    run = sweep.runs[0].run
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    assert sweep(SubmititLauncher(folder / "jobs", {})) == 130
-    assert "its jobs go on; the same command watches them again, `scancel 101` ends them" in capsys.readouterr().err
-    assert states(folder) == {"run": "running"}
+    assert sweep.train(SubmititLauncher(folder / "jobs", {})) == 130
+    assert "`scancel 101` cancels them" in capsys.readouterr().err
+    assert states(folder) == {"seed0": "running"}
     assert FakeExecutor.made[0].parameters["timeout_min"] == 1440
 
     class Ended(FakeJob):
         def done(self, force_check: bool = False) -> bool:
             if force_check:
                 return False
-            (folder / "run" / "checkpoint").write_text("")  # the job comes to its end
-            self.result = 0 if (folder / "run" / "results.json").exists() else None
+            (run.path / "checkpoint").write_text("")  # lets the run finish
+            self.result = 0 if run.results.exists() else None
             return self.result is not None
 
     submitit.SlurmJob = Ended  # type: ignore[attr-defined]
-    assert Sweep("digits", DIGITS, found, folder, program=FAKE)(SubmititLauncher(folder / "jobs", {})) == 0
-    assert len((folder / "run" / "tries").read_text()) == 1
-    assert "job 101 goes on" in capsys.readouterr().out
+    assert sweep_of(folder, divergence=("vlc",)).train(SubmititLauncher(folder / "jobs", {})) == 0
+    assert starts(folder) == {"seed0": 1}
+    assert "job 101 is still running" in capsys.readouterr().out
     lost = launchers._Job(FakeJob(folder, "7"))
     assert lost.poll() == 1
     assert lost.error == "Job 7 has not produced any output (state: NODE_FAIL) more"
 
 
-def test_a_preempted_job_stops_its_run_and_goes_on(submitit: types.ModuleType, tmp_path: Path) -> None:
+def test_a_preempted_job_stops_its_run_and_is_requeued(submitit: types.ModuleType, tmp_path: Path) -> None:
     del submitit
     out = tmp_path / "run"
     job = TrainJob([*FAKE, "train", "digits", "--divergence", "vlc", "--out", str(out), "--resume"])
@@ -175,17 +172,16 @@ def test_a_preempted_job_stops_its_run_and_goes_on(submitit: types.ModuleType, t
     assert (out / "results.json").exists()
 
 
-def test_a_run_is_told_that_it_is_of_a_sweep(tmp_path: Path) -> None:
-    """By every launcher: its command line then leaves out what is news to a person alone."""
-    command = [sys.executable, "-S", "-c", f"import os, sys; sys.exit(os.environ[{OF_A_SWEEP!r}] != '1')"]
+def test_every_launcher_marks_its_runs_as_started_by_a_sweep(tmp_path: Path) -> None:
+    command = [sys.executable, "-S", "-c", f"import os, sys; sys.exit(os.environ[{STARTED_BY_SWEEP!r}] != '1')"]
     assert TrainJob(command)() == 0
     process = LocalLauncher([Slot("cpu", {})]).start(command, tmp_path / "log", name="run")
     wait_until(lambda: process.poll() is not None)
     assert process.poll() == 0, process.log.read_text()
 
 
-def test_a_jobs_run_is_stopped_from_a_signals_handler(tmp_path: Path) -> None:
-    """As submitit does it: in the main thread, which waits for the run at that moment."""
+def test_a_job_stops_its_run_from_a_signal_handler(tmp_path: Path) -> None:
+    """As submitit calls it: in the main thread, which is waiting for the run."""
     out = tmp_path / "run"
     script = textwrap.dedent(f"""
         import signal, sys, types
@@ -203,49 +199,46 @@ def test_a_jobs_run_is_stopped_from_a_signals_handler(tmp_path: Path) -> None:
     wait_until((out / "metrics.csv").exists)
     process.send_signal(signal.SIGUSR2)
     assert process.wait(timeout=20) == 0
-    assert (out / "tries").read_text() == "xx"
+    assert (out / "starts").read_text() == "xx"
     assert (out / "results.json").exists()
 
 
 def test_options_that_submitit_refuses(submitit: types.ModuleType, tmp_path: Path) -> None:
     del submitit
-    with pytest.raises(ValueError, match="submitit refuses the options of --slurm: Unknown argument 'colour'"):
+    with pytest.raises(ValueError, match="Unknown argument 'colour'"):
         SubmititLauncher(tmp_path, slurm_options(["colour=red"]))
     for word in ("gpu", "=3", "time="):
         with pytest.raises(ValueError, match="--slurm takes KEY=VALUE"):
             slurm_options([word])
-    with pytest.raises(ValueError, match="is no time"):
-        slurm_options(["time=soon"])
-    with pytest.raises(ValueError, match=r"--slurm mem_gb=much: 'much' is no number"):
-        slurm_options(["mem_gb=much"])
-    with pytest.raises(ValueError, match=r"--slurm has cpus_per_task twice, the second time in 'cpus_per_task=8'"):
-        slurm_options(["cpus-per-task=4", "cpus_per_task=8"])
+    for words, fact in (
+        (["time=soon"], "time must be minutes, .* but it is 'soon'"),
+        (["mem_gb=much"], "mem_gb must be a number, but it is 'much'"),
+        (["cpus-per-task=4", "cpus_per_task=8"], "cpus_per_task twice"),
+    ):
+        with pytest.raises(ValueError, match=fact):
+            slurm_options(words)
     times = {"90": 90, "90:30": 91, "1:30:00": 90, "2-0": 2880, "1-1:1": 1501, "0:10": 1}
     assert {text: slurm_options([f"time={text}"])["slurm_time"] for text in times} == times
 
 
-def test_without_submitit_or_slurm_it_says_so(
+def test_submitit_and_slurm_are_required(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "submitit", None)
     assert cli.main(["sweep", "digits", "--launcher", "submitit"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "fmicl: error: --launcher submitit needs submitit: pip install -e '.[slurm]' in the folder"
-    )
+    assert "pip install -e '.[slurm]'" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "submitit", types.ModuleType("submitit"))
     monkeypatch.setattr("shutil.which", lambda _: None)
     assert cli.main(["sweep", "digits", "--launcher", "submitit"]) == 2
-    assert "finds no SLURM here" in capsys.readouterr().err
+    assert "needs SLURM" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_real_submitit_on_this_machine(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="submitit is not installed (the extra slurm)")
     folder = tmp_path / "sweep"
-    sweep = Sweep("digits", DIGITS, grid(divergence=("kl", "js")), folder, program=FAKE)
     launcher = SubmititLauncher(folder / "jobs", {"timeout_min": 2}, gpu=False, cluster="local")
-    assert sweep(launcher) == 1
-    assert states(folder) == {"divergence=kl": "finished", "divergence=js": "failed"}
-    saved = record_of(folder)["runs"]["divergence=js"]
-    assert saved["error"] == "torch.OutOfMemoryError: CUDA out of memory."
+    assert sweep_of(folder, divergence=("kl", "js")).train(launcher) == 1
+    assert states(folder) == {"kl-seed0": "finished", "js-seed0": "failed"}
+    assert saved_runs(folder)["js-seed0"]["error"] == "torch.OutOfMemoryError: CUDA out of memory."

@@ -1,4 +1,4 @@
-"""The guard and the record by themselves, as on a GPU: numbers come some batches later."""
+"""The loss check and the metrics log by themselves, as on a GPU, where numbers arrive some batches later."""
 
 from __future__ import annotations
 
@@ -10,35 +10,37 @@ from typing import Any, cast
 import pytest
 import torch
 
-from fmicl.config import RECIPES, recipe
-from fmicl.evaluation import geometry as analysis
-from fmicl.methods import Method
-from fmicl.models.vision import build_encoder
-from fmicl.runs import folder as runs
-from fmicl.training.building import build_method
-from fmicl.training.callbacks import FiniteLossCheck, NonFiniteError, MetricsLogger, _OnItsWay
+from fmicl.evaluation import geometry
+from fmicl.methods import SimCLR
+from fmicl.models.vision import SmallConv
+from fmicl.runs.folder import Run
+from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, _AsyncCopy
+from fmicl.training.module import TrainingModule
+from fmicl.training.optimisation import Optimisation
+from fmicl.utils.errors import NonFiniteError
+from small_settings import digits
 
 
-def some_method() -> Method:
-    return build_method(recipe("digits"), build_encoder("resnet18", size=8, channels=1), 10)
+def some_module() -> TrainingModule:
+    return TrainingModule(SimCLR(SmallConv(1, 4), torch.nn.Identity(), dim=8, hidden=16), Optimisation(total_steps=10))
 
 
-def test_a_guard_that_looks_later_names_the_batch_that_broke() -> None:
-    method = some_method()
-    guard = FiniteLossCheck("an objective")
+def test_a_delayed_check_names_the_batch_that_broke() -> None:
+    module = some_module()
+    check = FiniteLossCheck("an objective")
     for batch, loss in enumerate([1.0, 2.0, math.nan, 3.0], start=1):
-        guard._unseen.append((method, batch, _OnItsWay(torch.tensor(loss))))
-    guard.look(but=2)
-    with pytest.raises(NonFiniteError, match=r"the loss is nan at step 3 \(batch 3\); objective: an objective"):
-        guard.look()
+        check._unread.append((module, batch, _AsyncCopy(torch.tensor(loss))))
+    check.read(keep=2)
+    with pytest.raises(NonFiniteError, match=r"nan at step 3 \(batch 3\).*an objective"):
+        check.read()
 
 
-def recorder_of(run: runs.Run | None, guard: FiniteLossCheck | None = None) -> MetricsLogger:
-    return MetricsLogger(run, 10, monitor=None, monitor_every=0, advice="", say=print, guard=guard)
+def logger_of(run: Run | None, finite: FiniteLossCheck | None = None) -> MetricsLogger:
+    return MetricsLogger(run, 10, total=20, finite=finite)
 
 
-def points(run: runs.Run, name: str) -> list[int]:
-    """Steps of what TensorBoard shows."""
+def points(run: Run, name: str) -> list[int]:
+    """Steps of the points that TensorBoard shows."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     shown = EventAccumulator(str(run.tensorboard))
@@ -46,51 +48,65 @@ def points(run: runs.Run, name: str) -> list[int]:
     return [event.step for event in shown.Scalars(name)]
 
 
-def test_of_a_broken_batch_the_guard_speaks_and_not_who_measures_it() -> None:
-    """On a GPU the last embeddings of an epoch may be measured before their loss is looked at."""
-    method = some_method()
-    guard = FiniteLossCheck("an objective")
-    guard._unseen.append((method, 10, _OnItsWay(torch.tensor(math.nan))))
-    recorder = recorder_of(None, guard)
-    broken: Any = recorder._measuring.submit(analysis.effective_rank, torch.full((4, 2), math.nan))
-    recorder._row = broken
-    with pytest.raises(NonFiniteError, match=r"the loss is nan at step 10 \(batch 10\)"):
-        recorder.finish_row()
-    recorder._row = broken
-    with pytest.raises(ValueError, match="not finite in 4 of 4 rows"):  # what else goes wrong is said as it is
-        recorder.finish_row()
+def test_a_row_that_cannot_be_measured_is_explained_by_the_loss() -> None:
+    """On a GPU the last embeddings of an epoch may be measured before their loss is read."""
+    finite = FiniteLossCheck("an objective")
+    finite._unread.append((some_module(), 10, _AsyncCopy(torch.tensor(math.nan))))
+    logger = logger_of(None, finite)
+    broken: Any = logger._executor.submit(geometry.effective_rank, torch.full((4, 2), math.nan))
+    logger._row = broken
+    with pytest.raises(NonFiniteError, match=r"nan at step 10 \(batch 10\)"):
+        logger.finish_row()
+    logger._row = broken
+    with pytest.raises(ValueError, match="4 of 4 rows"):  # other errors stay as they are
+        logger.finish_row()
 
 
 def test_tensorboard_has_all_points_up_to_a_checkpoint(tmp_path: Path) -> None:
-    """A run that goes on from there has the points after it, and no other ones."""
+    """A run that is resumed from there adds the points after it, and no other ones."""
 
-    class Late(_OnItsWay):
-        def there(self) -> bool:
+    class Late(_AsyncCopy):
+        def ready(self) -> bool:
             return False
 
-    run, unused = runs.Run(tmp_path / "run"), cast(Any, None)
-    method = some_method()
-    recorder = recorder_of(run)
-    recorder.on_train_start(unused, method)
+    run, unused = Run(tmp_path / "run"), cast(Any, None)
+    module = some_module()
+    logger = logger_of(run)
+    logger.on_train_start(unused, module)
     for step in (5, 6):
-        recorder._points.append((step, 0.1, Late(torch.tensor(2.0))))
-    recorder._write_points(wait=False)
-    assert len(recorder._points) == 2
-    recorder.state()
-    assert points(run, "batch/loss") == [5, 6], "also where the process is killed after it"
-    recorder._points.append((7, 0.1, Late(torch.tensor(2.0))))
-    recorder.teardown(unused, method, "fit")
+        logger._points.append((step, 0.1, Late(torch.tensor(2.0))))
+    logger._write_points(wait=False)
+    assert len(logger._points) == 2
+    logger.state()
+    assert points(run, "batch/loss") == [5, 6], "also if the process is killed now"
+    logger._points.append((7, 0.1, Late(torch.tensor(2.0))))
+    logger.teardown(unused, module, "fit")
     assert points(run, "batch/loss") == [5, 6, 7]
-    method.batches = 6
-    resumed = recorder_of(run)
-    resumed.on_train_start(unused, method)
-    resumed._points.append((8, 0.1, _OnItsWay(torch.tensor(2.0))))
-    resumed.teardown(unused, method, "fit")
+    module.batches = 6
+    resumed = logger_of(run)
+    resumed.on_train_start(unused, module)
+    resumed._points.append((8, 0.1, _AsyncCopy(torch.tensor(2.0))))
+    resumed.teardown(unused, module, "fit")
     assert points(run, "batch/learning_rate") == [5, 6, 8]
 
 
-def test_a_run_that_is_stopped_leaves_nobody_writing() -> None:
-    recorder = recorder_of(None)
-    row: Any = recorder._measuring.submit(time.sleep, 0.3)
-    recorder.on_exception(cast(Any, None), cast(Any, None), KeyboardInterrupt())
+def test_a_stopped_run_leaves_no_thread_that_writes() -> None:
+    logger = logger_of(None)
+    row: Any = logger._executor.submit(time.sleep, 0.3)
+    logger.on_exception(cast(Any, None), cast(Any, None), KeyboardInterrupt())
     assert row.done()
+
+
+def test_collapse_is_warned_of_once_with_advice() -> None:
+    said: list[str] = []
+    settings = digits(divergence="reverse_kl")
+    advice = settings.objective_options.collapse_advice(settings.objective_context(settings.dim))
+    logger = MetricsLogger(None, 5, total=20, collapse_advice=advice, say=said.append)
+    logger._warn_of_collapse(1.1, 1, embeddings=2)  # whose rank is at most two
+    assert not said
+    for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
+        logger._warn_of_collapse(rank, 1, embeddings=64)
+    assert len(said) == 2
+    assert "1.10" in said[0]
+    assert advice in said[0]
+    assert "reverse_kl" in advice

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from sts_files import write_sts
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
@@ -19,8 +18,10 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from fmicl.cli import main as cli
 from fmicl.evaluation.sts import TASKS, evaluate_sts
-from fmicl.training.tasks.text_evaluation import evaluate_text, load_sentence_encoder, write_new_json
+from fmicl.runs.sentence_encoder import load_sentence_encoder
+from fmicl.training.tasks.text_evaluation import evaluate_text, write_new_json
 from fmicl.utils.validation import TokenPooling
+from sts_files import write_sts
 from tiny_bert import tiny_bert
 
 
@@ -59,7 +60,7 @@ def test_it_prints_a_table_and_writes_what_the_function_gives(
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_a_plain_transformers_folder_is_scored_by_the_pooling_that_is_named(
+def test_a_plain_transformers_folder_is_scored_with_the_given_pooling(
     saved: Path, sts: Path, tmp_path: Path, pooling: TokenPooling
 ) -> None:
     plain, output = saved.with_name("bert"), tmp_path / "scores.json"
@@ -78,7 +79,7 @@ def test_missing_sets_are_shown_and_there_is_no_average(
     shutil.rmtree(sts / "SICK")
     output = tmp_path / "scores.json"
     assert cli.main(["evaluate", str(saved), "--sts", str(sts), "--json", str(output)]) == 0
-    assert "no average, as these are missing: SICK-R" in capsys.readouterr().out
+    assert "missing: SICK-R" in capsys.readouterr().out
     written = json.loads(output.read_text())
     assert (written["avg"], written["missing"]) == (None, ["SICK-R"])
     assert "SICK-R" not in written
@@ -90,39 +91,39 @@ def test_without_a_file_nothing_is_written(saved: Path, sts: Path, tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert cli.main(["evaluate", *map(str, arguments)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("fmicl: error: ")
     return error
 
 
-def test_what_is_wrong_is_said_in_one_message(
+def test_wrong_paths_and_options_end_in_one_message(
     saved: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, plain, other = tmp_path / "run", tmp_path / "plain", tmp_path / "other"
     for folder, file in ((run, "settings.json"), (plain, "config.json"), (other, "notes.txt")):
         folder.mkdir()
         (folder / file).write_text("{}")
-    assert "there is no folder /nowhere" in complaint(capsys, "/nowhere", "--sts", sts)
-    assert "neither a run folder" in complaint(capsys, other, "--sts", sts)
-    assert "a run folder with an image encoder" in complaint(capsys, run, "--sts", sts)
-    message = complaint(capsys, plain, "--sts", sts)
+    assert "there is no folder /nowhere" in error_of(capsys, "/nowhere", "--sts", sts)
+    assert "neither a run folder" in error_of(capsys, other, "--sts", sts)
+    assert "a run folder with an image encoder" in error_of(capsys, run, "--sts", sts)
+    message = error_of(capsys, plain, "--sts", sts)
     assert "a plain transformers model" in message
     assert "--pooling cls" in message
-    assert "leave --pooling out" in complaint(capsys, saved, "--sts", sts, "--pooling", "cls")
-    assert "an image encoder" in complaint(capsys, run, "--sts", sts, "--pooling", "cls")
-    assert "plain can't be loaded" in complaint(capsys, plain, "--sts", sts, "--pooling", "mean")
-    assert "--pooling is for sentences" in complaint(capsys, plain, "--pooling", "mean")
-    assert "there is no folder /nowhere with the STS tasks" in complaint(capsys, saved, "--sts", "/nowhere")
-    assert "name the STS tasks with --sts DIR" in complaint(capsys, saved)
-    assert "--json goes with --sts" in complaint(capsys, run, "--json", tmp_path / "x.json")
-    assert "--data-dir is for runs on images" in complaint(capsys, saved, "--sts", sts, "--data-dir", tmp_path)
-    assert "--workers is for runs on images" in complaint(capsys, saved, "--sts", sts, "--workers", 2)
-    assert "there is no folder" in complaint(capsys, saved, "--sts", sts, "--json", tmp_path / "no" / "x.json")
+    assert "leave --pooling out" in error_of(capsys, saved, "--sts", sts, "--pooling", "cls")
+    assert "an image encoder" in error_of(capsys, run, "--sts", sts, "--pooling", "cls")
+    assert "plain can't be loaded" in error_of(capsys, plain, "--sts", sts, "--pooling", "mean")
+    assert "--pooling is for sentences" in error_of(capsys, plain, "--pooling", "mean")
+    assert "there is no folder /nowhere with the STS tasks" in error_of(capsys, saved, "--sts", "/nowhere")
+    assert "name the STS tasks with --sts DIR" in error_of(capsys, saved)
+    assert "--json goes with --sts" in error_of(capsys, run, "--json", tmp_path / "x.json")
+    assert "--data-dir is for runs on images" in error_of(capsys, saved, "--sts", sts, "--data-dir", tmp_path)
+    assert "--workers is for runs on images" in error_of(capsys, saved, "--sts", sts, "--workers", 2)
+    assert "there is no folder" in error_of(capsys, saved, "--sts", sts, "--json", tmp_path / "no" / "x.json")
 
 
-def test_a_damaged_encoder_is_said(saved: Path, tmp_path: Path) -> None:
+def test_a_damaged_encoder_is_refused(saved: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(saved, broken)
     (broken / "model.safetensors").write_bytes(b"cut")
@@ -130,12 +131,12 @@ def test_a_damaged_encoder_is_said(saved: Path, tmp_path: Path) -> None:
         load_sentence_encoder(broken, "cpu")
 
 
-def test_a_file_that_is_there_is_left_alone(
+def test_an_existing_file_is_not_overwritten(
     saved: Path, sts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "scores.json"
     output.write_text("mine")
-    assert "exists and is not overwritten" in complaint(capsys, saved, "--sts", sts, "--json", output)
+    assert "exists and is not overwritten" in error_of(capsys, saved, "--sts", sts, "--json", output)
     with pytest.raises(FileExistsError, match="exists and is not overwritten"):  # it came while the scores were made
         write_new_json(output, {})
     assert output.read_text() == "mine"

@@ -1,4 +1,4 @@
-"""A run on sentences that was cut off ends with the same bits: real processes are ended, kindly and not."""
+"""Interrupted runs on text end with the same bits: processes that are stopped or killed, exceptions at any batch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ import torch
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
 
-from test_resume import _assert_equal, plug_pulled
-from sts_files import write_sts
+from test_resume import _assert_equal, interrupted_after
 
-from fmicl.config import recipe
-from fmicl.runs import folder as runs
-from fmicl.training.tasks import text as text_training
-from fmicl.training.tasks.text import train_text
+from fmicl.config import Settings
+from fmicl.runs.folder import Run
+from fmicl.training.checkpoints import load_checkpoint
+from fmicl.training.pipeline import train
+from small_text_settings import small
+from sts_files import write_sts
 from tiny_bert import SENTENCES, tiny_bert
 
-
-@pytest.fixture(autouse=True)
-def only_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_training, "evaluate_text", lambda *_, **__: None)
-    monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
+pytestmark = pytest.mark.usefixtures("only_text_training")
 
 
 @pytest.fixture(scope="module")
@@ -40,27 +37,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(place: Path, **changes: Any) -> TextRecipe:
-    settings: dict[str, Any] = {
-        "data": place / "text.txt", "model": str(place / "bert"), "sts": place / "sts", "cache_dir": place / "cache",
-        "length": 16, "batch_size": 8, "sts_every": 3, "checkpoint_steps": 2, "learning_rate": 1e-3, "device": "cpu",
-        "queue": 32,
-    }  # fmt: skip
-    return TextRecipe(**settings | changes)
+def encoder_specific_options(place: Path, **changes: Any) -> Settings:
+    usual = {"sts": place / "sts", "sts_every": 3, "checkpoint_steps": 2, "learning_rate": 1e-3, "queue": 32}
+    return small(place, **usual | changes)
 
 
 def assert_same(one: Path, other: Path) -> None:
-    """Exported files to the byte; the whole state, optimiser, queue and best encoder included; and the record."""
+    """Exported files to the byte; the whole state with optimiser, queue and best encoder; and the metrics."""
     exported = sorted(path.relative_to(one) for path in (one / "sentence_transformer").rglob("*") if path.is_file())
     assert any(path.name == "model.safetensors" for path in exported)
     for path in (*exported, Path("modules.json"), Path("projection.safetensors"), Path("results.json")):
         assert (one / path).read_bytes() == (other / path).read_bytes(), path
-    a, b = (runs.load_checkpoint(runs.Run(path).checkpoint) for path in (one, other))
+    a, b = (load_checkpoint(Run(path).checkpoint) for path in (one, other))
     for state in (a, b):
-        state["record"].pop("seconds")
-        for row in state["record"]["rows"]:
+        state["metrics"].pop("seconds")
+        for row in state["metrics"]["rows"]:
             row.pop("seconds")
-    assert a["record"]["best"]["weights"]
+    assert a["metrics"]["monitor"]["best"]["weights"]
     _assert_equal(a, b)
 
 
@@ -69,20 +62,18 @@ LONG = {"epochs": 40, "sts_every": 9, "checkpoint_steps": 10}
 
 @pytest.fixture(scope="module")
 def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A long run that nobody disturbed."""
+    """A long run without interruption."""
     out = tmp_path_factory.mktemp("whole") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_training, "evaluate_text", lambda *_, **__: None)
+        patch.setattr("fmicl.training.tasks.text.evaluate_text", lambda *_, **__: None)
         patch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
-        train_text(recipe(place, **LONG), out=out)
+        train(encoder_specific_options(place, **LONG), out=out)
     return out
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
-def test_ended_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path, whole: Path, tmp_path: Path) -> None:
-    settings, default = recipe(place, **LONG).to_json(), TextRecipe().to_json()
-    changed = [key for key in settings if settings[key] != default[key]]
-    arguments = [f"--{key.replace('_', '-')}={settings[key]}" for key in changed]
+def test_stopped_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path, whole: Path, tmp_path: Path) -> None:
+    arguments = encoder_specific_options(place, **LONG).arguments()
     process = subprocess.Popen(
         [sys.executable, "-m", "fmicl", "train", "wikipedia", *arguments, "--out", str(tmp_path / "cut")],
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -91,7 +82,7 @@ def test_ended_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path, 
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    run = runs.Run(tmp_path / "cut")
+    run = Run(tmp_path / "cut")
     deadline = time.monotonic() + 120
     # Some rows in, so that there is a best encoder to lose.
     while not (run.checkpoint.exists() and run.metrics.exists() and len(run.metrics.read_text().splitlines()) > 3):
@@ -101,11 +92,11 @@ def test_ended_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path, 
     process.send_signal(getattr(signal, name))
     error = process.communicate(timeout=60)[1]
     assert process.returncode == {"SIGTERM": 143, "SIGINT": 130, "SIGKILL": -9}[name]
-    assert ("the same command with --resume goes on from there" in error) == (name != "SIGKILL")
-    assert 0 < runs.load_checkpoint(run.checkpoint)["batches"] < 40 * 8
+    assert ("--resume continues from there" in error) == (name != "SIGKILL")
+    assert 0 < load_checkpoint(run.checkpoint)["batches"] < 40 * 8
     (run.path / ".sentence_transformer.1.tmp" / "whole").mkdir(parents=True)  # as if killed while exporting
     assert not run.modules.exists()
-    assert train_text(recipe(place, **LONG), out=run.path, resume=True) is not None
+    assert train(encoder_specific_options(place, **LONG), out=run.path, resume=True) is not None
     assert_same(whole, run.path)
     assert not list(run.path.rglob("*.tmp"))
 
@@ -121,32 +112,32 @@ CUTS = [
 
 @pytest.mark.parametrize(("method", "after", "steps", "accumulate"), CUTS)
 def test_cut_anywhere(
-    method: Any, after: int, steps: int, accumulate: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, after: int, steps: int, accumulate: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = recipe(place, method=method, checkpoint_steps=steps, accumulate=accumulate, epochs=2)
-    train_text(settings, out=tmp_path / "whole")
-    with plug_pulled(after, monkeypatch):
-        train_text(settings, out=tmp_path / "cut")
-    train_text(settings, out=tmp_path / "cut", resume=True)
+    settings = encoder_specific_options(place, method=method, checkpoint_steps=steps, accumulate=accumulate, epochs=2)
+    train(settings, out=tmp_path / "whole")
+    with interrupted_after(after, monkeypatch):
+        train(settings, out=tmp_path / "cut")
+    train(settings, out=tmp_path / "cut", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_resume_refuses_another_text_and_takes_another_place(
+def test_resume_refuses_another_text_and_allows_another_place(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = tmp_path / "moved.txt"
     moved.write_bytes((place / "text.txt").read_bytes())
-    train_text(recipe(place), out=tmp_path / "run")
-    again = recipe(place, data=moved, cache_dir=tmp_path / "cache", checkpoint_minutes=3)
-    assert train_text(again, out=tmp_path / "run", resume=True) is not None
+    train(encoder_specific_options(place), out=tmp_path / "run")
+    again = encoder_specific_options(place, data=moved, cache_dir=tmp_path / "cache", checkpoint_minutes=3)
+    assert train(again, out=tmp_path / "run", resume=True) is not None
     with pytest.raises(ValueError, match="length was 16, is now 12"):
-        train_text(recipe(place, length=12), out=tmp_path / "run", resume=True)
+        train(encoder_specific_options(place, length=12), out=tmp_path / "run", resume=True)
     moved.write_text(moved.read_text() + "a man sings\n")
-    with pytest.raises(ValueError, match="64 sentences then, and there are 65 now"):
-        train_text(again, out=tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match=r"STS-B dev.*is not what it was"):
-        train_text(recipe(place, sts=None), out=tmp_path / "run", resume=True)
-    runs.Run(tmp_path / "run").report.write_text("the page, which is written last")
+    with pytest.raises(ValueError, match="64 .*65"):
+        train(again, out=tmp_path / "run", resume=True)
+    with pytest.raises(ValueError, match="STS-B dev"):
+        train(encoder_specific_options(place, sts=None), out=tmp_path / "run", resume=True)
+    Run(tmp_path / "run").report.write_text("the report, which is written last")
     capsys.readouterr()
-    assert train_text(recipe(place), out=tmp_path / "run", resume=True) is not None
-    assert "has ended already" in capsys.readouterr().out
+    assert train(encoder_specific_options(place), out=tmp_path / "run", resume=True) is not None
+    assert "finished already" in capsys.readouterr().out

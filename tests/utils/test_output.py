@@ -1,4 +1,4 @@
-"""Training goes on when nobody reads its output any more; what only prints has then nothing left to do."""
+"""Output to closed pipes and terminals."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from fmicl.utils.output import outliving_readers
+from fmicl.utils.output import ignore_closed_output
 
 SMALL = ["--epochs", "1", "--hidden", "16", "--baselines", "False", "--device", "cpu", "--monitor-every", "0"]
 
 
-def without_a_reader(*words: str) -> subprocess.CompletedProcess[str]:
-    """A command whose output goes to a pipe that nobody reads."""
+def run_with_closed_pipe(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command whose output goes to a closed pipe."""
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "fmicl", *words]
@@ -25,31 +25,31 @@ def without_a_reader(*words: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_run_comes_to_its_end_without_a_reader(tmp_path: Path) -> None:
+def test_training_finishes_with_a_closed_pipe(tmp_path: Path) -> None:
     options = [word for word in SMALL if word not in ("--baselines", "False")]
-    done = without_a_reader("train", "digits", *options, "--no-baselines", "--out", str(tmp_path / "run"))
+    done = run_with_closed_pipe("train", "digits", *options, "--no-baselines", "--out", str(tmp_path / "run"))
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "run" / "checkpoints" / "last.ckpt").exists()
     assert (tmp_path / "run" / "report.html").exists()
 
 
-def test_a_sweep_comes_to_its_end_without_a_reader(tmp_path: Path) -> None:
-    done = without_a_reader("sweep", "digits", *SMALL, "--out", str(tmp_path / "sweep"))
+def test_a_sweep_finishes_with_a_closed_pipe(tmp_path: Path) -> None:
+    done = run_with_closed_pipe("sweep", "digits", *SMALL, "--out", str(tmp_path / "sweep"))
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "sweep" / "run" / "report.html").exists()
 
 
-def test_a_wrong_command_is_exit_code_two_without_a_reader() -> None:
-    assert without_a_reader("train", "digits", "--epochs", "0").returncode == 2
+def test_a_wrong_command_exits_with_two_with_a_closed_pipe() -> None:
+    assert run_with_closed_pipe("train", "digits", "--epochs", "0").returncode == 2
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_closed_terminal_and_a_closed_pipe_are_no_error(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_terminals_and_pipes_are_ignored(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.openpty() if terminal else os.pipe()
     os.close(reading)
     with open(writing, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stdout", stream)
-        with outliving_readers():
+        with ignore_closed_output():
             assert sys.stdout.isatty() is False
             for _ in range(3):
                 print("a word", flush=True)
@@ -58,7 +58,7 @@ def test_a_closed_terminal_and_a_closed_pipe_are_no_error(terminal: bool, monkey
         print("now it goes nowhere", flush=True)
 
 
-def test_other_errors_of_output_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_output_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     class Full:
         def write(self, _: str) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -66,5 +66,5 @@ def test_other_errors_of_output_are_errors(monkeypatch: pytest.MonkeyPatch) -> N
         def flush(self) -> None: ...
 
     monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(OSError, match="No space"), outliving_readers():
+    with pytest.raises(OSError, match="No space"), ignore_closed_output():
         print("a word")

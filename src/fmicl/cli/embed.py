@@ -34,7 +34,7 @@ class Embed:
 
     def __call__(self) -> None:
         """Embed, then say how many."""
-        from fmicl.data.images.decode import EXTENSIONS
+        from fmicl.data.images.decoding import EXTENSIONS
         from fmicl.runs.embedding import embed_folder, embed_text
         from fmicl.runs.folder import Run
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from fmicl import __version__
 from fmicl.utils.errors import NonFiniteError
-from fmicl.utils.output import outliving_readers, to_nowhere
+from fmicl.utils.output import ignore_closed_output, redirect_to_devnull
 
 __all__ = ["main"]
 
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command in ("-h", "--help"):
         print(_help())
         return 0
-    with outliving_readers() if command in LONG_RUNNING else contextlib.nullcontext():
+    with ignore_closed_output() if command in LONG_RUNNING else contextlib.nullcontext():
         return _run(command, rest)
 
 
@@ -75,7 +75,7 @@ def _run(command: str, words: Sequence[str]) -> int:
     except BrokenPipeError as error:
         if command in LONG_RUNNING:  # then it is not the output's
             return _fail(error, 2)
-        to_nowhere(sys.stdout)  # the reader of the output, `head` say, has seen enough
+        redirect_to_devnull(sys.stdout)  # the reader of the output, `head` say, has seen enough
         return 0
     except (ValueError, OSError) as error:
         return _fail(error, 2)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
 from fmicl.config.common import MachineOptions, MethodChoice, ObjectiveChoice, OptimisationOptions
+from fmicl.data import DATASETS
 from fmicl.divergences import DIVERGENCES
 from fmicl.losses import OBJECTIVES
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
@@ -38,6 +39,7 @@ CHOICES: dict[str, Registry[Any]] = {
     "method": METHODS,
     "objective": OBJECTIVES,
     "divergence": DIVERGENCES,
+    "dataset": DATASETS,
 }
 """Options whose value is a name in a registry."""
 

@@ -1,4 +1,4 @@
-"""What every f-divergence has: f, its derivative and conjugate, and their images in the log density ratio."""
+"""The base class of f-divergences: f, its derivative and conjugate, score and penalty."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Divergence", "Weighted", "real"]
+__all__ = ["Divergence", "Weighted", "as_real"]
 
 
-def real(value: Tensor | float) -> Tensor:
-    """A real tensor, half precision widened to float32: e^r spans far more than half types hold."""
+def as_real(value: Tensor | float) -> Tensor:
+    """Convert to a real tensor, half precision to float32: e^r leaves the range of half types."""
     tensor = torch.as_tensor(value)
     if tensor.is_complex():
         raise ValueError(f"a divergence is a function of real numbers, got {tensor.dtype}")
@@ -24,21 +24,21 @@ def real(value: Tensor | float) -> Tensor:
 
 
 class Divergence(ABC):
-    r"""A convex f with f(1) = 0 and what follows from it. All methods act elementwise.
+    r"""An f-divergence: a convex f with f(1) = 0, and the functions derived from it.
 
-    Tensors of any shape go in and come out; float16 and bfloat16 are computed, and returned, in
-    float32, as autocast does for exp and log. Every method is differentiable.
+    All methods act elementwise on tensors of any shape, and are differentiable. They compute float16 and bfloat16 input
+    in float32, and return float32, as autocast does for exp and log.
 
-    A subclass of a known one may redefine its penalty (`_penalty`); it is then computed as a divergence of one's own
-    is, and never by a shortcut of the known one. Where f* itself is asked for (the cosine similarity, the optimal
-    shift), it must redefine `_conjugate` and `_conjugate_derivative` too.
+    A subclass of a divergence of the catalogue may redefine the penalty (`_penalty`). Then the slope and the curvature
+    are derived from it, and the closed forms and GPU kernels of its parent are not used. The cosine similarity and the
+    optimal shift use f* itself; for them the subclass must redefine `_conjugate` and `_conjugate_derivative` too.
 
     Attributes:
-        name: as in `divergence(name)`.
-        formula: f(u), for people.
+        name: the name for `divergence(name)`, and in messages; `register_divergence` sets it.
+        formula: f(u), for tables.
         supremum: f'(inf), the upper end of the conjugate's domain; f* is +inf above it.
         closed_form: False if score and penalty are derived from f by automatic differentiation.
-        straight: True if f is made of straight pieces, as total variation's is: a loss of it has no gradient.
+        piecewise_linear: True if f is piecewise linear, as total variation's: its loss has no gradient.
 
     Example:
         >>> import torch, fmicl
@@ -52,10 +52,10 @@ class Divergence(ABC):
     formula: str
     supremum: float
     closed_form: bool
-    straight: bool = False
+    piecewise_linear: bool = False
 
     def __init_subclass__(cls) -> None:
-        """What follows from a penalty that a subclass redefines is its own too: derived, unless it is given."""
+        """Replace what a subclass inherits but its own penalty contradicts, unless it redefines that too."""
         super().__init_subclass__()
         own = vars(cls).keys()
         known = any(base.__dict__.get("closed_form") is True for base in cls.__mro__[1:])
@@ -65,23 +65,23 @@ class Divergence(ABC):
             if not own & {"_relative_curvature", "relative_curvature"}:
                 cls._relative_curvature = Divergence._derived_curvature  # type: ignore[method-assign]
             if not own & {"_conjugate", "conjugate"}:
-                cls._conjugate = Divergence._unknown  # type: ignore[method-assign]
+                cls._conjugate = Divergence._undefined_conjugate  # type: ignore[method-assign]
             if not own & {"_conjugate_derivative", "conjugate_derivative"}:
-                cls._conjugate_derivative = Divergence._unknown  # type: ignore[method-assign]
+                cls._conjugate_derivative = Divergence._undefined_conjugate  # type: ignore[method-assign]
         if own & {"_penalty", "penalty"} and not own & {"_penalty_slope", "penalty_slope"}:
             cls._penalty_slope = Divergence._derived_slope  # type: ignore[method-assign]
         if own & {"_penalty", "penalty", "_penalty_slope", "penalty_slope"} and "_penalty_and_slope" not in own:
             cls._penalty_and_slope = Divergence._penalty_and_slope  # type: ignore[method-assign]
 
     def f(self, u: Tensor | float) -> Tensor:
-        """The generator f(u); +inf for u < 0, where a density ratio can't be."""
-        u = real(u)
+        """The generator f(u); +inf for u < 0."""
+        u = as_real(u)
         outside = u < 0
         return torch.where(outside, math.inf, self._f(torch.where(outside, 1.0, u)))
 
     def derivative(self, u: Tensor | float) -> Tensor:
         """f'(u) for u > 0."""
-        return self._derivative(real(u))
+        return self._derivative(as_real(u))
 
     def conjugate(self, t: Tensor | float) -> Tensor:
         """f*(t) = sup_{u >= 0} (t u - f(u)); +inf above the domain, never NaN."""
@@ -94,35 +94,35 @@ class Divergence(ABC):
         return torch.where(outside, math.inf, self._conjugate_derivative(t))
 
     def score(self, r: Tensor | float) -> Tensor:
-        """f'(e^r): what a positive pair with log density ratio r earns."""
-        return self._score(real(r))
+        """f'(e^r): the reward of a positive pair with log density ratio r."""
+        return self._score(as_real(r))
 
     def penalty(self, r: Tensor | float) -> Tensor:
-        """f*(f'(e^r)): what a negative pair with log density ratio r costs."""
-        return self._penalty(real(r))
+        """f*(f'(e^r)): the cost of a negative pair with log density ratio r."""
+        return self._penalty(as_real(r))
 
     def penalty_slope(self, r: Tensor | float) -> Tensor:
         """d penalty / dr = u^2 f''(u) >= 0 at u = e^r."""
-        return self._penalty_slope(real(r))
+        return self._penalty_slope(as_real(r))
 
     def relative_curvature(self, r: Tensor | float) -> Tensor:
-        """penalty''(r) / penalty'(r): its sign is that of the penalty's curvature, long after both have underflown."""
-        return self._relative_curvature(real(r))
+        """penalty''(r) / penalty'(r): it has the sign of the penalty's curvature, even where both underflow."""
+        return self._relative_curvature(as_real(r))
 
     def penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once, for sums over many pairs. They may be one tensor, and r may be overwritten."""
-        return self._penalty_and_slope(real(r))
+        """Both at once, for sums over many pairs. May return one tensor twice, and may overwrite r."""
+        return self._penalty_and_slope(as_real(r))
 
     def activation(self, v: Tensor | float) -> Tensor:
-        """Map a free critic value v onto the conjugate's domain, as f-GAN's output activations do.
+        """Map a free critic value v into the conjugate's domain, as f-GAN's output activations do.
 
-        The identity where every t is allowed (f'(inf) = inf), and `score` otherwise, whose range is
-        the domain. f*(activation(v)) is `activated_penalty(v)`.
+        The identity if every t is allowed (f'(inf) = inf), and otherwise `score`, whose range is the domain.
+        f*(activation(v)) is `activated_penalty(v)`.
         """
-        return real(v) if self.supremum == math.inf else self.score(v)
+        return as_real(v) if self.supremum == math.inf else self.score(v)
 
     def activated_penalty(self, v: Tensor | float) -> Tensor:
-        """f*(activation(v)), without the detour through t where that loses digits."""
+        """f*(activation(v)), not computed through t where that loses digits."""
         return self.conjugate(v) if self.supremum == math.inf else self.penalty(v)
 
     def activated_penalty_slope(self, v: Tensor | float) -> Tensor:
@@ -145,20 +145,20 @@ class Divergence(ABC):
 
     @staticmethod
     def from_generator(f: Callable[[Tensor], Tensor], name: str = "custom") -> Divergence:
-        r"""Make a divergence of a convex f alone; the rest by automatic differentiation and Fenchel-Young.
+        r"""Make a divergence from a convex f alone, by automatic differentiation and Fenchel-Young.
 
-        score(r) = f'(e^r) and penalty(r) = u f'(u) - f(u) are computed in float64 where the device
-        has it, since they go through u = e^r: for u beyond about 1e8 digits are lost that a closed
-        form would keep. The conjugate solves f'(u) = t for each element, by Newton's method; a loss with
-        shift="optimal" does so some ten times a step, and takes many times as long as with a closed form.
+        score(r) = f'(e^r) and penalty(r) = u f'(u) - f(u) are computed in float64 if the device has it, since they go
+        through u = e^r: for u beyond about 1e8 they lose digits that a closed form keeps. The conjugate solves
+        f'(u) = t for each element, by Newton's method; a loss with shift="optimal" does so about ten times a step, and
+        takes many times as long as with a closed form.
 
         Args:
-            f: elementwise function of a tensor of u > 0, built of differentiable torch operations.
-            name: how it is called in messages and tables.
+            f: elementwise function of a tensor of u > 0, made of differentiable torch operations.
+            name: its name in messages and tables.
 
         Raises:
-            ValueError: if f(1) != 0, f is not convex, or f is not finite; the message says at which u.
-            TypeError: if f isn't an elementwise function of tensors.
+            ValueError: f(1) != 0, f is not convex, or f is not finite; the message says at which u.
+            TypeError: f isn't an elementwise function of tensors.
 
         Example:
             >>> import torch, fmicl
@@ -171,8 +171,8 @@ class Divergence(ABC):
         return Generated.checked(f, name)
 
     def _into_domain(self, t: Tensor | float) -> tuple[Tensor, Tensor]:
-        """T with what lies above the domain, or is infinite, replaced: no NaN may reach a gradient. And where."""
-        t = real(t)
+        """T with values above the domain replaced and infinite ones clamped, to keep NaN from gradients; and where."""
+        t = as_real(t)
         outside = t > self.supremum
         largest = torch.finfo(t.dtype).max / 8
         return torch.where(outside, min(self.supremum, 0.0) - 1.0, t).clamp(-largest, largest), outside
@@ -213,11 +213,11 @@ class Divergence(ABC):
         curvature: Tensor = torch.func.grad(lambda value: self.penalty_slope(value).sum())(r)
         return curvature / torch.where(slope == 0, 1.0, slope)
 
-    def _unknown(self, t: Tensor) -> Tensor:  # noqa: ARG002
+    def _undefined_conjugate(self, t: Tensor) -> Tensor:  # noqa: ARG002
         name = type(self).__name__
         raise NotImplementedError(
-            f"{name} redefines its penalty, so the conjugate f* of the divergence that it is made of isn't its own; "
-            f"define _conjugate and _conjugate_derivative of {name} as well"
+            f"{name} redefines its penalty but not its conjugate; define {name}._conjugate and "
+            f"{name}._conjugate_derivative as well"
         )
 
 
@@ -244,18 +244,18 @@ class Weighted(Divergence):
 
     @property
     def supremum(self) -> float:  # type: ignore[override]
-        """The same as the base's: f_alpha'(x) = f'(x / alpha)."""
+        """The base's, as f_alpha'(x) = f'(x / alpha)."""
         return self.base.supremum
 
     @property
     def closed_form(self) -> bool:  # type: ignore[override]
-        """As the base."""
+        """The base's."""
         return self.base.closed_form
 
     @property
-    def straight(self) -> bool:  # type: ignore[override]
-        """As the base."""
-        return self.base.straight
+    def piecewise_linear(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.piecewise_linear
 
     @property
     def constant(self) -> float:

@@ -20,7 +20,7 @@ __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "Squa
 @register_divergence("kl", summary="Kullback-Leibler, InfoNCE's divergence: the paper's best overall.")
 @dataclass(frozen=True)
 class KL(Divergence):
-    """Kullback-Leibler, f(u) = u log u. InfoNCE's divergence; strong uniformity, the paper's best all-rounder."""
+    """Kullback-Leibler, f(u) = u log u. InfoNCE's divergence; strong uniformity, the paper's best overall."""
 
     formula = "u log u"
     supremum = math.inf
@@ -92,7 +92,7 @@ class ReverseKL(Divergence):
 @register_divergence("js", summary="Jensen-Shannon: a bounded score, robust to outliers.")
 @dataclass(frozen=True)
 class JS(Divergence):
-    """Jensen-Shannon (twice it), f(u) = u log u - (u + 1) log((u + 1) / 2). Bounded score, forgiving of outliers."""
+    """Jensen-Shannon (twice it), f(u) = u log u - (u + 1) log((u + 1) / 2). Bounded score, robust to outliers."""
 
     formula = "u log u - (u+1) log((u+1)/2)"
     supremum = math.log(2)
@@ -105,7 +105,7 @@ class JS(Divergence):
         return torch.log(2 * (u / (u + 1)))
 
     def _conjugate(self, t: Tensor) -> Tensor:
-        # float32's log 2 may lie a rounding above the real one; the domain ends there all the same
+        # the domain ends at log 2, which rounded to float32 may lie above it
         return -torch.log1p((-torch.expm1(t)).clamp(min=-1.0))
 
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class JS(Divergence):
 @register_divergence("pearson", summary="Pearson's chi-square, related to the spectral contrastive loss.")
 @dataclass(frozen=True)
 class Pearson(Divergence):
-    """Pearson's chi-square, f(u) = (u - 1)^2. The spectral contrastive loss is its relative."""
+    """Pearson's chi-square, f(u) = (u - 1)^2. Related to the spectral contrastive loss."""
 
     formula = "(u-1)^2"
     supremum = math.inf
@@ -166,7 +166,7 @@ class Pearson(Divergence):
 @register_divergence("squared_hellinger", summary="Squared Hellinger: a weak penalty, needs a larger alpha than KL.")
 @dataclass(frozen=True)
 class SquaredHellinger(Divergence):
-    """Squared Hellinger, f(u) = (sqrt(u) - 1)^2. Weak penalty tails: wants a larger alpha than KL."""
+    """Squared Hellinger, f(u) = (sqrt(u) - 1)^2. Weak penalty tails: needs a larger alpha than KL."""
 
     formula = "(sqrt(u)-1)^2"
     supremum = 1.0
@@ -255,7 +255,7 @@ class Jeffrey(Divergence):
         return torch.log(u) + (u - 1) / u
 
     def _conjugate(self, t: Tensor) -> Tensor:
-        # W + 1/W + t - 2 with W = W(e^(1-t)); as W + log W = 1 - t, it is 1/W - 1 - log W, free of cancellation
+        # W + 1/W + t - 2 with W = W(e^(1-t)); as W + log W = 1 - t, it is 1/W - 1 - log W, which doesn't cancel
         log_w = log_lambert_w(1 - t)
         return torch.expm1(-log_w) - log_w
 
@@ -292,7 +292,7 @@ class Tsallis(Divergence):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.order) and self.order > 1):
-            raise ValueError(f"tsallis needs a finite order > 1, got order={self.order}; KL is the limit of order -> 1")
+            raise ValueError(f"tsallis needs a finite order > 1, got order={self.order}; for order -> 1 use kl")
 
     def _f(self, u: Tensor) -> Tensor:
         return (u.pow(self.order) - 1) / (self.order - 1)
@@ -347,8 +347,8 @@ class VLC(Divergence):
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
         return 2 * torch.rsqrt(1 - t.clamp(min=-3)) - 1
 
-    # With s = sigmoid(-r) = 1 / (1 + u) and q = 1 - s = sigmoid(r) they are polynomials. The one in s or q, whichever
-    # is small, keeps the derivative's digits far from r = 0; that in 1 - 2 s = tanh(r / 2) the value's near it.
+    # Score and penalty are polynomials in s = sigmoid(-r) = 1 / (1 + u) and q = 1 - s = sigmoid(r). Far from r = 0 the
+    # form in the smaller of s and q keeps the derivative's digits; near it, that in tanh(r / 2) keeps the value's.
     def _score(self, r: Tensor) -> Tensor:
         s, q = torch.sigmoid(-r), torch.sigmoid(r)
         near = torch.tanh(r / 2) * (1 + 2 * s)

@@ -12,15 +12,15 @@ __all__ = ["Critic", "require_curved"]
 
 
 def require_curved(divergence: Divergence) -> None:
-    """Refuse a divergence that no encoder can learn by.
+    """Refuse a divergence whose loss has no gradient.
 
     Raises:
-        ValueError: its f is made of straight pieces.
+        ValueError: its f is piecewise linear.
     """
-    if divergence.straight:
+    if divergence.piecewise_linear:
         raise ValueError(
-            f"{divergence.name}: f is made of straight pieces (f'' = 0 between its kinks), so that a loss of it has no "
-            "gradient to learn by; fmicl.information.f_mutual_information takes it"
+            f"{divergence.name}: f is piecewise linear (f'' = 0), so its loss has no gradient to train with; "
+            "fmicl.information.f_mutual_information accepts it"
         )
 
 
@@ -30,8 +30,8 @@ class Critic:
 
     Attributes:
         divergence: the f-divergence.
-        offset: of z.
-        scale: of z; positive.
+        offset: z at c = 0.
+        scale: slope of z, positive.
         free: True if z is a free critic value that `divergence.activation` maps into the domain (cosine),
             False if z is the log density ratio itself (Gaussian).
     """
@@ -51,24 +51,24 @@ class Critic:
     def pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """z of each row of x with the same row of y, both (N, d) and of unit length: (N,).
 
-        By the squared distance, since 1 - c = |x - y|^2 / 2 loses no digits for pairs that are close.
+        Computed from the squared distance: 1 - c = |x - y|^2 / 2 loses no digits for close pairs.
         """
         return self.at_distance((x - y).square().sum(dim=-1))
 
     def at_distance(self, squared: Tensor) -> Tensor:
-        """z of two points of the sphere at this squared distance."""
+        """z of two unit vectors at this squared distance."""
         return (self.offset + self.scale) - self.scale / 2 * squared
 
     def score(self, z: Tensor) -> Tensor:
-        """T(z), what a positive pair earns."""
+        """T(z), the reward of a positive pair."""
         return self.divergence.activation(z) if self.free else self.divergence.score(z)
 
     def penalty(self, z: Tensor) -> Tensor:
-        """f*(T(z)), what a negative pair costs."""
+        """f*(T(z)), the cost of a negative pair."""
         return self.divergence.activated_penalty(z) if self.free else self.divergence.penalty(z)
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The penalty and its derivative in z. They may be one tensor, and z may be overwritten."""
+        """The penalty and its derivative in z. May return one tensor twice, and may overwrite z."""
         if self.free:
             return self.divergence.activated_penalty(z), self.divergence.activated_penalty_slope(z)
         return self.divergence.penalty_and_slope(z)

@@ -1,4 +1,4 @@
-"""Functions that torch lacks, or has with a poorer derivative, written so that nothing overflows or cancels."""
+"""Special functions that torch lacks, or whose derivatives it computes less accurately."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["expm1", "log_hyp0f1", "log_lambert_w"]
 
 
 def expm1(x: Tensor) -> Tensor:
-    """e^x - 1, with e^x as its derivative: torch has expm1(x) + 1, of which nothing is left where x is very negative.
+    """e^x - 1 with the derivative e^x; torch's is expm1(x) + 1, which cancels for very negative x.
 
     Example:
         >>> x = torch.tensor(-20.0, requires_grad=True)
@@ -25,14 +25,14 @@ def expm1(x: Tensor) -> Tensor:
 
 
 class _LogLambertW(torch.autograd.Function):
-    """L(s) with L + expm1(L) = s. The derivative 1 / (1 + e^L) is differentiable in turn."""
+    """L(s) with L + expm1(L) = s; its derivative 1 / (1 + e^L) is differentiable again."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(s: Tensor) -> Tensor:
-        # g(L) = L + expm1(L) - s is increasing and convex, so Newton from above the root falls onto it
-        # without ever crossing: no line search. Three upper bounds, each good somewhere:
+        # g(L) = L + expm1(L) - s is increasing and convex, so Newton's method from above converges without crossing the
+        # root. Start at the least of three upper bounds, each tight somewhere:
         #   expm1(L) >= L           gives L <= s / 2
         #   expm1(L) >= -1          gives L <= s + 1
         #   L >= 0 for s >= 0       gives L <= log(1 + s)
@@ -55,8 +55,8 @@ class _LogLambertW(torch.autograd.Function):
 def log_lambert_w(z: Tensor) -> Tensor:
     r"""Logarithm of Lambert's W at e^z: the L that solves e^L + L = z.
 
-    Working with log W and log argument keeps every z representable: W(e^z) itself overflows for
-    z > 709 in its argument and underflows for z < -745 in its value.
+    Logarithms keep every z representable: in W(e^z) the argument overflows for z > 709, and the value underflows for
+    z < -745.
 
     Args:
         z: any shape, any real values.
@@ -79,12 +79,11 @@ def log_lambert_w(z: Tensor) -> Tensor:
 def log_hyp0f1(order: float, z: float) -> float:
     r"""log 0F1(; order; z) = log sum_m z^m / (m! (order)_m), for order > 0 and z >= 0.
 
-    All terms are positive, so there is nothing to cancel: the largest term is taken out through
-    lgamma and its neighbours follow by the ratio of consecutive terms, z / (m (order + m - 1)),
-    until they no longer count.
+    All terms are positive, so nothing cancels: lgamma gives the largest term, and the ratio of consecutive terms,
+    z / (m (order + m - 1)), its neighbours, until they no longer count.
 
-    With order = d/2 and z = (k/2)^2 this is log[Gamma(d/2) (2/k)^(d/2-1) I_(d/2-1)(k)], the log
-    normaliser of the von Mises-Fisher distribution against the uniform one on the sphere in R^d.
+    With order = d/2 and z = (k/2)^2 this is log[Gamma(d/2) (2/k)^(d/2-1) I_(d/2-1)(k)], the log normaliser of the von
+    Mises-Fisher distribution relative to the uniform one on the sphere in R^d.
 
     Example:
         >>> import math

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from fmicl.models.norms import evaluating
+from fmicl.models.norms import evaluation_mode
 
 __all__ = ["EVALUATION_BATCH", "evaluation_batch_size", "extract_features"]
 
@@ -76,7 +76,7 @@ def extract_features(
     labels: list[Tensor] = []
     # A compiled encoder runs eagerly here: it would be compiled again for the other batch sizes of evaluation.
     run = encoder if encoder._compiled_call_impl is None else encoder.forward
-    with evaluating(encoder):
+    with evaluation_mode(encoder):
         for inputs, label in batches:
             output = run(inputs.to(device, non_blocking=True))
             if output.ndim != 2:

@@ -1,12 +1,13 @@
-"""Multinomial logistic regression: the solver of the linear probe, on any device."""
+"""Multinomial logistic regression by torch.optim.LBFGS: the solver of the linear probe, on any device.
+
+What makes it fast is the preconditioner; an L-BFGS of our own was 1.1 to 1.2 times as fast (results/benchmarks).
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from fmicl.evaluation.lbfgs import minimise
 
 # Chunk sizes: samples on a CPU, logits on a GPU (128 MiB for any number of classes).
 _ROWS_CPU = 2048
@@ -35,17 +36,24 @@ class LogisticRegression:
     def fit(self, decay: float, max_iterations: int) -> bool:
         """Minimise from the current weights; returns whether it converged within the iteration limit."""
         scale = torch.cat([self.spectrum / 2 + decay, self.spectrum.new_tensor([0.5])]).rsqrt()
-        shape, parts = (len(self.weight), len(scale)), [self.weight.shape[1], 1]
+        parts = [self.weight.shape[1], 1]
+        point = torch.cat([self.weight, self.bias], dim=1) / scale
+        evaluations = 4 * max_iterations
+        optimiser = torch.optim.LBFGS(
+            [point], max_iter=max_iterations, max_eval=evaluations, tolerance_grad=1e-5, tolerance_change=1e-9,
+            history_size=20, line_search_fn="strong_wolfe",
+        )  # fmt: skip
 
-        def objective(point: Tensor) -> tuple[Tensor, Tensor]:
-            weight, bias = (scale * point.view(shape)).split_with_sizes(parts, dim=1)
+        def closure() -> Tensor:
+            weight, bias = (scale * point).split_with_sizes(parts, dim=1)
             loss, *gradients = self._objective(weight, bias, decay)
-            return loss, (scale * torch.cat(gradients, dim=1)).flatten()
+            point.grad = scale * torch.cat(gradients, dim=1)
+            return loss
 
-        start = torch.cat([self.weight, self.bias], dim=1) / scale
-        point, converged = minimise(objective, start.flatten(), iterations=max_iterations)
-        self.weight, self.bias = (scale * point.view(shape)).split_with_sizes(parts, dim=1)
-        return converged
+        optimiser.step(closure)  # type: ignore[no-untyped-call, unused-ignore]
+        self.weight, self.bias = (scale * point).split_with_sizes(parts, dim=1)
+        state = optimiser.state[point]
+        return bool(state["n_iter"] < max_iterations and state["func_evals"] < evaluations)
 
     def logits(self, features: Tensor) -> Tensor:
         """Logits (Q, classes) of features (Q, d)."""

@@ -264,7 +264,7 @@ def _embedded_pairs(task: StsTask, index: Mapping[str, int], rows: Tensor) -> tu
 def _existing(folder: Path | str) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder} with STS tasks")
+        raise FileNotFoundError(f"there is no folder {folder} with the STS tasks")
     return folder
 
 

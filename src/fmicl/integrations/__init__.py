@@ -1,1 +1,1 @@
-"""f-MICL inside other libraries; each module here needs the library that it is named after."""
+"""Losses for other libraries, one module for each library."""

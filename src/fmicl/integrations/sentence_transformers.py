@@ -1,6 +1,6 @@
-"""f-MICL as a loss of sentence-transformers: one import, and any f-divergence trains any of its models.
+"""The f-MICL loss for sentence-transformers.
 
-Nothing of sentence-transformers is needed to import this, only a model of theirs to use it.
+Importing this module doesn't import sentence-transformers.
 """
 
 from __future__ import annotations
@@ -38,52 +38,52 @@ class FMICLLoss(nn.Module):
         L = -\Big( \mathrm{mean}_i\, f'(u(x_i, y_i)) - \alpha\, \mathrm{mean}_{neg}\, f^*(f'(u)) \Big), \quad
         u(x, y) = \mu\, e^{-\gamma |x - y|^2}
 
-    on embeddings of unit length (they are normalised here; the model need not do it). With x the anchors, y the
-    positives and n_k the k-th of K negatives columns, N rows each, the negative pairs are
+    on embeddings of unit length (the loss normalises them; the model need not). With x the anchors, y the positives and
+    n_k the k-th of K columns of negatives, N rows each, the negative pairs are
 
     ============  ==============================================  =========================================
-    negatives     in the batch, for all i and j != i              with negatives columns, for all i, j and k
+    negatives     in the batch, for all i and j != i              explicit, for all i, j and k
     ============  ==============================================  =========================================
     ``anchor``    (x_i, x_j):  N (N - 1)                          (x_i, n_kj):  K N^2
     ``cross``     (x_i, y_j):  N (N - 1)                          (x_i, n_kj):  K N^2
-    ``both``      x or y_i with x or y_j, either way round:       (x_i, n_kj) and (y_i, n_kj):  2 K N^2
+    ``both``      x or y_i with x or y_j, in both orders:         (x_i, n_kj) and (y_i, n_kj):  2 K N^2
                   4 N (N - 1)
     ============  ==============================================  =========================================
 
-    so an anchor meets its own hard negatives and those of every other row. The mean is over all of these pairs, and
-    each counts once: alpha weighs the same whether there are negatives columns or not, and a column shifts the mean
-    towards its pairs, about half of them being explicit with one column and ``anchor`` or ``cross``. Explicit
-    negatives are never positives or negatives of each other. A batch of one pair (the last of an epoch) has no
-    negatives in the batch: what remains is the alignment term, and its explicit negatives if it has some.
+    so an anchor is compared with its own hard negatives and those of every other row. The mean is over all of these
+    pairs, each with the same weight: alpha needs no change for explicit negatives. With one column of them and
+    ``anchor`` or ``cross``, about half of the pairs are explicit. Explicit negatives are never compared with each
+    other. A batch of one pair (the last of an epoch) has no negatives in the batch: the loss is the alignment term, and
+    that of explicit negatives if there are some.
 
-    Single sentences (one column) go through the model twice in one batch, x and y being the same sentences under
+    Single sentences (one column) go through the model twice in one batch, so that x and y are the same sentences under
     different dropout masks (unsupervised SimCSE). Without dropout, as in evaluation, the two are the same vector.
 
-    Where several processes train, negatives come from all of them, and the gradient after averaging over processes is
-    that of one process on the joined batch.
+    With several processes, negatives come from all of them, and the gradient after averaging over processes is that of
+    one process on the joined batch.
 
-    Which divergence? ``kl`` first: the paper's best on text, and nearest to what InfoNCE does. ``pearson`` and ``vlc``
-    are close to it on images; on text the paper has Pearson just below KL, and Vincze-Le Cam far below. ``js`` and
-    ``squared_hellinger`` have bounded scores and forgive wrong pairs, for noisy data. ``tsallis`` (order 3) pushes
-    hardest on the closest negatives. ``reverse_kl`` and ``neyman`` are there to be compared with, and fail
-    (``fmicl.theory.uniformity`` says why). A convex f of one's own goes in by ``fmicl.Divergence.from_generator``.
+    Which divergence? ``kl`` first: the paper's best on text, and closest to InfoNCE. ``pearson`` and ``vlc`` are close
+    to it on images; on text the paper has Pearson just below KL, and Vincze-Le Cam far below. ``js`` and
+    ``squared_hellinger`` have bounded scores and are robust to wrong pairs, for noisy data. ``tsallis`` (order 3)
+    repels the closest negatives most strongly. ``reverse_kl`` and ``neyman`` are there for comparison, and fail
+    (``fmicl.theory.uniformity`` says why). ``fmicl.Divergence.from_generator`` makes a divergence of any convex f.
 
     Args:
         model: the SentenceTransformer to train.
         divergence: a name of ``fmicl.list_divergences()`` or a ``fmicl.Divergence``.
-        alpha: weight of the negative term. The paper's for text is large, as a Gaussian of width gamma = 20 leaves
-            negatives almost no weight of their own: at right angles :math:`u = e^{-40}`.
+        alpha: weight of the negative term. The paper's for text is large, since at gamma = 20 negatives have almost no
+            weight: orthogonal ones have :math:`u = e^{-40}`.
         gamma: inverse width of the Gaussian kernel (None: 20, the paper's for text); for the cosine similarity,
             temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio on the sphere.
-        similarity: "gaussian" (the paper's), "cosine", or a ``fmicl.Similarity``, which has no use for gamma and mu.
+        similarity: "gaussian" (the paper's), "cosine", or a ``fmicl.Similarity``, which has its own gamma and mu.
         negatives: which pairs of the batch are negatives: "anchor" (the paper's), "cross" or "both".
-        shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha and mu
-            are then constants.
-        gather_across_devices: where several processes run, take negatives from all of them.
+        shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha and mu are then
+            constants.
+        gather_across_devices: with several processes, take negatives from all of them.
 
     Raises:
-        ValueError: a setting can't be meant; or, at the call, there is no column.
+        ValueError: a setting is invalid; or, at the call, there is no column.
 
     References:
         * f-MICL: Understanding and Generalizing InfoNCE-based Contrastive Learning:
@@ -146,13 +146,13 @@ class FMICLLoss(nn.Module):
         self.model = model
         if gamma is None:
             gamma = Gaussian().gamma if isinstance(similarity, Similarity) else 20.0
-        # High precision: at gamma = 20, rounding an inner product to bfloat16 would change its u by several percent.
+        # At gamma = 20, rounding an inner product to bfloat16 would change u by several percent.
         self.objective = fmicl.FMICLLoss(
             divergence, alpha, gamma, mu, similarity, negatives, shift, gather=gather_across_devices, precision="high"
         )
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """The loss of one batch: a dictionary of tokens for each column. Labels are not looked at."""
+        """The loss of one batch: a dictionary of tokens for each column. Labels are ignored."""
         columns = list(sentence_features)
         if len(columns) == 1:
             embeddings = _embed_twice(self.model, columns[0])
@@ -161,10 +161,10 @@ class FMICLLoss(nn.Module):
         return self.compute_loss_from_embeddings(embeddings, labels)
 
     def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """The loss of embeddings (N, d) of anchors, positives and of each negatives column."""
+        """The loss of embeddings (N, d) of anchors, positives and each column of negatives."""
         if len(embeddings) < 2:
-            wrong = ValueError(f"anchors and positives are needed, but there are {len(embeddings)} columns")
-            world_of(torch.empty(0, 0), self.objective.options["gather"], wrong)  # raises it, and stops the others
+            wrong = ValueError(f"the loss needs anchors and positives, but there are {len(embeddings)} columns")
+            world_of(torch.empty(0, 0), self.objective.options["gather"], wrong)  # raises it on all processes
         x, y, *given = embeddings
         if given:
             with torch.autocast(x.device.type, enabled=False):
@@ -176,12 +176,12 @@ class FMICLLoss(nn.Module):
         return loss
 
     def _alone(self, x: Tensor) -> bool:
-        """Whether there is no other row anywhere; no process needs to be asked."""
+        """Whether this is the only row of all processes, without communication."""
         processes = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
         return len(x) == 1 and (processes == 1 or not self.objective.options["gather"])
 
     def _with_columns(self, x: Tensor, y: Tensor, given: Sequence[Tensor]) -> Tensor:
-        """The loss with explicit negatives beside those of the batch."""
+        """The loss with explicit negatives, in addition to those of the batch."""
         o = self.objective
         alone = self._alone(x)
         pairs = Pairs.prepare(x, y, y if alone else o.negatives, given, **o.options)
@@ -225,14 +225,13 @@ class FMICLLoss(nn.Module):
 
 
 def _embed_twice(model: nn.Module, features: dict[str, Any]) -> Sequence[Tensor]:
-    """Two embeddings of each sentence, from one batch that has each of them twice: dropout tells them apart.
+    """Two embeddings of each sentence with different dropout, from one batch that has each sentence twice.
 
-    Where the rows of a batch can't be told from its tensors (packed sequences, a stream of tokens), two passes give
-    the same.
+    Batches without a row for each sentence (packed sequences) take two passes instead.
     """
     tokens = features.get("input_ids", features.get("attention_mask"))
     rows = len(tokens) if isinstance(tokens, Tensor) and tokens.ndim >= 2 and "cu_seq_lens_q" not in features else None
-    # A prompt's length is one number for the batch, in whatever form it comes.
+    # The length of the prompt is one number for the batch, and may be a tensor.
     tensors = {key: value for key, value in features.items() if isinstance(value, Tensor) and key != "prompt_length"}
     if rows is None or any(value.ndim == 0 or len(value) != rows for value in tensors.values()):
         return [model(dict(features))["sentence_embedding"] for _ in range(2)]

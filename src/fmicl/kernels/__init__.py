@@ -1,17 +1,15 @@
-"""Sums over all pairs of embeddings: the one heavy computation of a contrastive loss.
-
-Three implementations of one contract (`fmicl.kernels.contract`) that agree:
+"""Pairwise sums over embeddings: the expensive part of a contrastive loss, in three interchangeable implementations.
 
     reference   one dense matrix, plain autograd; differentiable any number of times
-    tiled       any device and type, memory bounded by a few tiles, loss and gradient in one pass
+    tiled       any device and dtype, memory bounded by a few tiles, loss and gradient in one pass
     triton      CUDA: tensor cores, float32 accumulation, loss and gradient in one pass
 
-"auto" takes triton on a CUDA device for what it knows and is the faster at, and tiled otherwise: for float32 rows of
-more than 128 dimensions, say.
+They share one interface (`fmicl.kernels.backend`) and agree to rounding. "auto" selects triton on a CUDA device where
+it supports the pair function and is faster, and tiled otherwise (for example float32 rows of more than 128 dimensions).
 
-All are deterministic: on one machine the same input gives the same bits of loss and gradient, as nothing is added
-atomically. They run under `torch.use_deterministic_algorithms(True)`; on a GPU torch then wants
-CUBLAS_WORKSPACE_CONFIG=:4096:8 in the environment, for the matrix products of tiled and reference.
+All are deterministic: on one machine, the same input gives the same bits of loss and gradient, since no sum is atomic.
+They run under `torch.use_deterministic_algorithms(True)`; on a GPU, torch then needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in
+the environment for the matrix products of tiled and reference.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels import autograd, reference, tiled
-from fmicl.kernels.columns import World, all_logsumexp, all_sum, gather_differentiably, world_of
-from fmicl.kernels.contract import Backend, PairFunction, Square
-from fmicl.kernels.partners import apart
+from fmicl.kernels.backend import Backend, PairFunction, Square
+from fmicl.kernels.exchange import World, all_logsumexp, all_sum, gather_with_gradient, world_of
+from fmicl.kernels.positives import can_fuse_positives, normalise_pairs, pair_distances
 from fmicl.utils.numerics import to_float32
 from fmicl.utils.triton import interpreting, triton_runs_on
 
@@ -37,18 +35,17 @@ __all__ = [
     "World",
     "all_logsumexp",
     "all_sum",
-    "apart",
+    "can_fuse_positives",
     "count_cosines",
-    "onto_sphere",
+    "normalise_pairs",
+    "pair_distances",
     "pair_sum",
     "require_kernel",
     "row_logsumexp",
-    "sphere_suits",
     "world_of",
 ]
 
 _TILED = cast(Backend, tiled)
-_LONGEST_ROW = 4096  # entries that a program of `fmicl.kernels.sphere` holds
 Kernel = Literal["auto", "reference", "tiled", "triton"]
 Precision = Literal["auto", "fast", "high"]
 
@@ -67,18 +64,18 @@ def pair_sum(
 
     Args:
         x: unit rows of this process, (N, d).
-        other: unit columns, (M, d); None is x itself, at less cost.
-        function: what a pair costs.
-        skip: leave out the pairs j = i + skip, in the order of all processes' rows.
+        other: unit columns, (M, d); None pairs x with itself, at lower cost.
+        function: penalty of a pair.
+        skip: leave out the pairs j = i + skip, with rows numbered over all processes.
         kernel: which implementation.
         fast: let the Triton kernel round embeddings and slopes to bfloat16.
-        world: of which processes the columns are; None asks nobody.
+        world: the processes whose columns take part; None is this process alone.
 
     Returns:
         The sum over this process's rows, a scalar.
 
     Raises:
-        ValueError: x against itself is to leave out other pairs than each row with itself.
+        ValueError: x is paired with itself and skip is neither 0 nor None, or the kernel can't run.
 
     Example:
         >>> import torch, fmicl
@@ -89,15 +86,13 @@ def pair_sum(
         tensor(True)
     """
     if other is None and skip not in (0, None):
-        raise ValueError(
-            f"of x against itself, skip=0 or None can be left out, got skip={skip}; give x as `other` for other pairs"
-        )
+        raise ValueError(f"x with itself supports skip=0 or None, got skip={skip}; pass x as `other` for other offsets")
     world = world or World(0, (len(x),))
     backend = _backend(kernel, x, function, fast)
     if backend in (None, _TILED):
         x, other = to_float32(x), None if other is None else to_float32(other)
     if backend is None:
-        columns = gather_differentiably(x if other is None else other, world)
+        columns = gather_with_gradient(x if other is None else other, world)
         return reference.pair_sum(x, columns, function, None if skip is None else skip + world.first)
     return autograd.pair_sum(x, other, function, skip, backend, world)
 
@@ -113,10 +108,13 @@ def row_logsumexp(
     world: World | None = None,
     paired: bool = False,
 ) -> Tensor:
-    """log sum_j exp(scale * x_i.o_j) for each row of this process; arguments as in `pair_sum`.
+    """log sum_j exp(scale * x_i.o_j) for each row of this process, (N,); arguments as in `pair_sum`.
 
-    With `paired`, x is the two views of each sample in turn, x_0 y_0 x_1 y_1 ..., against itself, and skip=0 leaves out
-    both views of a row's own sample.
+    With `paired`, x holds the two views of each sample in turn, x_0 y_0 x_1 y_1 ..., and is paired with itself; skip=0
+    then leaves out both views of a row's own sample.
+
+    Raises:
+        ValueError: `paired` with other columns, another skip or an odd number of rows, or the kernel can't run.
 
     Example:
         >>> import torch
@@ -127,29 +125,29 @@ def row_logsumexp(
     world = world or World(0, (len(x),))
     if paired and (other is not None or skip not in (0, None) or any(size % 2 for size in world.sizes)):
         raise ValueError(
-            "paired rows are two views of each sample, against themselves: an even number of them, and skip=0 or None; "
+            "paired=True needs an even number of rows (two views of each sample), other=None and skip=0 or None; "
             f"got {'other columns' if other is not None else f'{world.sizes} rows'} and skip={skip}"
         )
     backend = _backend(kernel, x, None, fast)
     if backend in (None, _TILED):
         x, other = to_float32(x), None if other is None else to_float32(other)
     if backend is None:
-        columns = gather_differentiably(x if other is None else other, world)
+        columns = gather_with_gradient(x if other is None else other, world)
         return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first, paired)
     return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
 
 
 def count_cosines(x: Tensor, other: Tensor | None, skip: int | None = None, bins: int = 8192) -> Tensor:
-    """How many inner products x_i.o_j of this process lie in each of so many parts of [-1, 1]; without a gradient.
+    """Histogram over [-1, 1] of this process's inner products x_i.o_j; not differentiable.
 
     Args:
         x: unit rows, (N, d).
         other: unit columns, (M, d); None is x itself.
         skip: leave out the pairs j = i + skip.
-        bins: how many parts.
+        bins: number of bins.
 
     Returns:
-        (bins,), float64.
+        Counts, (bins,) float64.
 
     Example:
         >>> import torch
@@ -160,26 +158,8 @@ def count_cosines(x: Tensor, other: Tensor | None, skip: int | None = None, bins
     return tiled.count_cosines(x, columns, skip, bins)
 
 
-def sphere_suits(x: Tensor, y: Tensor, kernel: Kernel) -> bool:
-    """Whether `onto_sphere` can take these rows: on a GPU, where no other kernel was asked for."""
-    if kernel not in ("auto", "triton") or x.shape[1] > _LONGEST_ROW or torch.float64 in (x.dtype, y.dtype):
-        return False
-    if triton_runs_on(x.device):
-        return True
-    if kernel != "triton" or importlib.util.find_spec("triton") is None:
-        return False
-    return interpreting()
-
-
-def onto_sphere(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit rows of x and y, float32, and the squared distances of these, where it `sphere_suits`."""
-    from fmicl.kernels import sphere
-
-    return sphere.onto_sphere(x, y)
-
-
 def require_kernel(kernel: str, precision: str) -> None:
-    """Refuse a kernel or a precision that there isn't."""
+    """Raise ValueError for an unknown kernel or precision."""
     if kernel not in ("auto", "reference", "tiled", "triton"):
         raise ValueError(f"kernel is 'auto', 'reference', 'tiled' or 'triton', got {kernel!r}")
     if precision not in ("auto", "fast", "high"):
@@ -190,26 +170,26 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     """The implementation to use; None is the dense reference."""
     if kernel == "reference":
         return None
-    if kernel == "tiled" or (kernel == "auto" and not _triton_suits(x, function, fast)):
+    if kernel == "tiled" or (kernel == "auto" and not _prefers_triton(x, function, fast)):
         return _TILED
     if importlib.util.find_spec("triton") is None:
-        raise ValueError("kernel='triton' needs the package triton, which is not installed; kernel='auto' does without")
+        raise ValueError("kernel='triton' needs the package triton, which is not installed; use kernel='auto'")
     from fmicl.kernels.triton import TritonBackend
 
     if x.device.type != "cuda" and not interpreting():
         raise ValueError(
-            f"kernel='triton' needs a CUDA device, but the embeddings are on {x.device}; try kernel='auto'"
+            f"kernel='triton' needs a CUDA device, but the embeddings are on {x.device}; use kernel='auto'"
         )
     if x.dtype == torch.float64:
-        raise ValueError("kernel='triton' computes in float32; for float64 take kernel='tiled' or 'reference'")
+        raise ValueError("kernel='triton' computes in float32; for float64 use kernel='tiled' or 'reference'")
     return TritonBackend(fast)
 
 
-def _triton_suits(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
+def _prefers_triton(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
     if x.dtype == torch.float64 or not triton_runs_on(x.device):
         return False
     if not fast and x.shape[1] > 128:
-        return False  # in float32 and for large d, cuBLAS on tiles is the faster one (benchmarks/README.md)
+        return False  # in float32 and for large d, cuBLAS on tiles is faster (benchmarks/README.md)
     from fmicl.kernels.lowering import lower
 
     return function is None or lower(function) is not None

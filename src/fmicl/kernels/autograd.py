@@ -1,4 +1,4 @@
-"""The pairwise sums as differentiable functions, over any backend and any number of processes."""
+"""Autograd functions of the pairwise sums, for any backend and any number of processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels import reference
-from fmicl.kernels.columns import World, gather_rows, require_first_order, travel
-from fmicl.kernels.contract import Backend, Normaliser, PairFunction
-from fmicl.kernels.transforms import is_batched
+from fmicl.kernels.backend import Backend, Normaliser, PairFunction
+from fmicl.kernels.exchange import World, gather_rows, require_first_order, ring_exchange
+from fmicl.kernels.transforms import frees_graph
 from fmicl.utils.numerics import exact_matmul, to_float32
 
-__all__ = ["pair_sum", "row_logsumexp", "used_once"]
+__all__ = ["pair_sum", "row_logsumexp"]
 
 
 def pair_sum(
@@ -38,7 +38,7 @@ def _shifted(skip: int | None, by: int) -> int | None:
 
 
 class _PairSum(torch.autograd.Function):
-    """Value and gradient come out of one pass, so the gradient is ready before it is asked for."""
+    """One pass computes value and gradient, so the forward pass already has the gradient."""
 
     @staticmethod
     def forward(
@@ -61,7 +61,7 @@ class _PairSum(torch.autograd.Function):
             total, grad_x = _over_columns(x, x if other is None else other, function, skip, rows_wanted, backend, world)
             if other is None:
                 if grad_x is not None:
-                    grad_x *= 2  # every pair is met twice, once from each side
+                    grad_x *= 2  # every pair is counted twice, once in each order
             elif ctx.needs_input_grad[1]:
                 _, grad_other = _over_columns(other, x, function, skip, True, backend, world, mirrored=True)
         ctx.gradients = (grad_x, grad_other)
@@ -73,8 +73,8 @@ class _PairSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("this sum's gradient has been handed on: backward a second time needs retain_graph=True")
-        # Of the inputs nothing is asked: they may have been overwritten since, as a queue is.
+            raise RuntimeError("the gradient of this sum was freed; a second backward pass needs retain_graph=True")
+        # Inputs are not checked for changes: they may have been overwritten since, as a queue is.
         found = zip(ctx.gradients, ctx.types, strict=True)
         if torch.is_grad_enabled():  # create_graph=True: the gradient itself must be differentiable
             x, other = ctx.saved_tensors
@@ -82,15 +82,15 @@ class _PairSum(torch.autograd.Function):
             require_first_order(world)
             grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
             return (*grads, None, None, None, None)
-        if used_once(grad):
-            ctx.gradients = None  # whoever gets them may keep them: what others hold too would be copied
+        if frees_graph(grad):
+            ctx.gradients = None  # autograd copies a gradient that has another reference
         scaled = [None if value is None else _scaled(value, grad, dtype) for value, dtype in found]
         return (*scaled, None, None, None, None)
 
 
-def _travelling(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
-    """The columns of all processes, as `travel` brings them; no more digits travel than will be used."""
-    return travel(columns if world.size == 1 else backend.to_send(columns), world)
+def _all_columns(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
+    """Columns of all processes, sent in the precision that the backend uses."""
+    return ring_exchange(columns if world.size == 1 else backend.cast_for_exchange(columns), world)
 
 
 def _over_columns(
@@ -103,12 +103,12 @@ def _over_columns(
     world: World,
     mirrored: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Rows of this process against columns of all; mirrored where columns play the part of the rows in `skip`."""
+    """Rows of this process with the columns of all; `mirrored` if rows and columns swap their roles in `skip`."""
     total: Tensor | None = None
     grad: Tensor | None = None
     if world.size > 1:
-        rows = to_float32(rows)  # so that the shares of all processes' columns are added in float32
-    for part, first in _travelling(columns, world, backend):
+        rows = to_float32(rows)  # so that contributions of all processes are added in float32
+    for part, first in _all_columns(columns, world, backend):
         signed = None if skip is None else (-skip if mirrored else skip)
         value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
         total = value if total is None else total + value
@@ -118,9 +118,9 @@ def _over_columns(
 
 
 class _RowLogSumExp(torch.autograd.Function):
-    """The logarithms in one pass; their gradient in a second, since it needs every row's normaliser.
+    """Values in one pass and the gradient in a second, since it needs every row's normaliser.
 
-    Of a small matrix the terms of the sums are kept, and the gradient is their product with the other side.
+    For a small matrix the terms are kept, and the gradient is their product with the other side.
     """
 
     @staticmethod
@@ -137,11 +137,11 @@ class _RowLogSumExp(torch.autograd.Function):
         result: Tensor | None = None
         ctx.settings = (scale, skip, paired, backend, world)
         if world.size == 1 and any(ctx.needs_input_grad[:2]):
-            found = backend.logsumexp_kept(x, x if other is None else other, scale, skip, paired)
+            found = backend.logsumexp_with_terms(x, x if other is None else other, scale, skip, paired)
             if found is not None:
                 ctx.save_for_backward(x, other, *found)
                 return found[0]
-        for part, first in _travelling(x if other is None else other, world, backend):
+        for part, first in _all_columns(x if other is None else other, world, backend):
             rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first), paired)
             result = rows if result is None else torch.logaddexp(result, rows)
         assert result is not None
@@ -159,7 +159,7 @@ class _RowLogSumExp(torch.autograd.Function):
             return (*grads, *none)
         if kept:
             terms, total = kept
-            factor = scale * grad / torch.where(total > 0, total, 1.0)  # a row may have no pair
+            factor = scale * grad / torch.where(total > 0, total, 1.0)  # a row may have no pairs
             return (*_from_terms(terms, factor, x, other, ctx.needs_input_grad), *none)
         own = Normaliser(result, grad.contiguous())
         everyone = Normaliser(gather_rows(own.value, world), gather_rows(own.gradient, world))
@@ -168,7 +168,7 @@ class _RowLogSumExp(torch.autograd.Function):
             total: Tensor | None = None
             if world.size > 1:
                 rows = to_float32(rows)
-            for part, first in _travelling(columns, world, backend):
+            for part, first in _all_columns(columns, world, backend):
                 others = None
                 if as_column:
                     others = Normaliser(*(value[first : first + len(part)] for value in everyone))
@@ -181,7 +181,7 @@ class _RowLogSumExp(torch.autograd.Function):
 
         if other is None:
             if skip not in (0, None):
-                raise ValueError(f"x with itself can skip its diagonal or nothing, got skip={skip}")
+                raise ValueError(f"x with itself supports skip=0 or None, got skip={skip}")
             if world.size == 1:
                 return backend.logsumexp_symmetric(x, scale, skip, own, paired), None, *none
             return gradient(x, x, True, True, skip), None, *none
@@ -196,9 +196,9 @@ class _RowLogSumExp(torch.autograd.Function):
 def _from_terms(
     terms: Tensor, factor: Tensor, x: Tensor, other: Tensor | None, wanted: tuple[bool, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradients in x and other of log-sum-exps whose terms were kept."""
+    """Gradients in x and other of log-sum-exps whose terms were kept."""
     with exact_matmul(x.device):
-        weight = terms.mul_(factor[:, None]) if used_once(factor) else terms * factor[:, None]
+        weight = terms.mul_(factor[:, None]) if frees_graph(factor) else terms * factor[:, None]
         if other is None:
             return (weight @ x).addmm_(weight.T, x), None
         return weight @ other if wanted[0] else None, weight.T @ x if wanted[1] else None
@@ -207,7 +207,7 @@ def _from_terms(
 def _dense_gradients(
     function: Callable[[Tensor, Tensor], Tensor], grad: Tensor, x: Tensor, other: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Differentiable gradients by the dense reference, for those who differentiate twice."""
+    """Differentiable gradients by the dense reference, for double backward."""
     inputs = [value for value in (x, other) if value is not None and value.requires_grad]
     value = function(x, x if other is None else other)
     found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True))
@@ -218,24 +218,9 @@ def _dense_gradients(
 
 
 def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
-    """value * factor in the type of what it is the gradient of.
-
-    Where the graph is used only this once, in place or in one pass: the gradient may be most of the memory.
-    """
-    if not used_once(factor):
+    """value * factor in the given dtype; in place or in one pass where safe, as gradients may be most of the memory."""
+    if not frees_graph(factor):
         return (value * factor).to(dtype)
     if value.dtype == dtype:
         return value.mul_(factor)
     return torch.mul(value, factor, out=torch.empty_like(value, dtype=dtype))
-
-
-def used_once(gradient: Tensor) -> bool:
-    """Within a backward pass, whether it is the graph's only one: then what it computes may be changed in place.
-
-    Args:
-        gradient: that arrived. Several at once (is_grads_batched, or a vectorised Jacobian) are several passes.
-    """
-    if torch.compiler.is_compiling() or is_batched(gradient):
-        return False
-    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
-    return keeps_graph is not None and not keeps_graph()

@@ -1,14 +1,14 @@
-"""Triton programs of the pairwise sums: what runs on the GPU. `fmicl.kernels.triton` launches them.
+"""Triton kernels of the pairwise sums, launched by `fmicl.kernels.triton`.
 
-Two ways, for two ranges of d:
+Two algorithms, for two ranges of d:
 
-- `fused_pairs` keeps its rows' gradient in registers and passes once over all columns: z, loss, slopes and gradient
-  of a tile before the next one is used. Nothing of size N x N is ever written.
-- `tile_weights` and `apply_weights` write the slopes of a large tile to a buffer that stays in the L2 cache and
-  multiply it from there: for d at which a block of rows and its gradient no longer fit a multiprocessor.
+- `fused_pairs` keeps the gradient of its rows in registers and passes once over all columns: z, loss, slopes and
+  gradient of one tile after the other. Nothing of size N x N is written.
+- `tile_weights` and `apply_weights` write the slopes of a large tile to a buffer that stays in the L2 cache, and
+  multiply it from there: for d at which a block of rows and its gradient don't fit a multiprocessor.
 
-Matrices come as tensor descriptors, whose loads run ahead of the arithmetic and are zero beyond the edges. Products
-accumulate in float32. bfloat16 inputs use the tensor cores directly, float32 inputs three TF32 products.
+Matrices are tensor descriptors, whose loads are pipelined and zero beyond the edges. Products accumulate in float32:
+bfloat16 inputs use the tensor cores directly, float32 inputs three TF32 products.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["apply_weights", "fused_logsumexp", "fused_pairs", "tile_weights"]
 
 @triton.jit
 def reciprocal(u):
-    """1 / u for u >= 1 in one instruction of the special-function unit; a division takes many."""
+    """1 / u for u >= 1 by one instruction of the special-function unit; a division takes many."""
     root = tl.rsqrt(u)
     return root * root
 
 
 @triton.jit
 def penalty_and_slope(z, order, KIND: tl.constexpr):
-    """Penalty and slope, up to the factors and constants that `lowering.lower` puts back. KIND is one of its kinds.
+    """Penalty and slope of a KIND of `lowering.lower`, up to the factors and constants that it returns.
 
-    For those with exponentials z arrives in units of log 2, as the hardware has only exp2 and log2. The penalty of
-    "js", log2(1 + 2^z), is given without its logarithm, as the factor 1 + 2^-|z| of a product: see `total_of`.
+    Kinds with exponentials take z in units of log 2, as the hardware has only exp2 and log2. The penalty of "js",
+    log2(1 + 2^z), is returned without its logarithm, as the factor 1 + 2^-|z| of a product: see `total_of`.
     """
     if KIND == "exp":
         e = tl.exp2(z)
@@ -51,7 +51,7 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         e = tl.exp2(-tl.abs(z))
         large = reciprocal(1 + e)
         small = e * large
-        s, q = tl.where(z >= 0, small, large), tl.where(z >= 0, large, small)  # of 1 - s, few digits may be left
+        s, q = tl.where(z >= 0, small, large), tl.where(z >= 0, large, small)  # not 1 - s, which cancels
         return s * (4 * s - 8), 8 * s * q * q
     # free critics with an unbounded domain: the conjugate itself
     elif KIND == "free_pearson":
@@ -75,7 +75,7 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
 
 @triton.jit
 def times(a, b):
-    """For `tl.reduce`."""
+    """Product, for `tl.reduce`."""
     return a * b
 
 
@@ -83,9 +83,9 @@ def times(a, b):
 def total_of(penalty, z, KIND: tl.constexpr):
     """Sum of the penalties of each row of a tile.
 
-    The logarithms of "js" are taken of whole products, one for all columns of a tile. Each factor lies between 1 and 2,
-    so of 128 columns a product is infinite only where all factors are 2, at 2^128: what stands for it is the number
-    before, whose logarithm is rounded to 128. (A minimum would do away with NaN too.)
+    "js" takes one logarithm of the product of all columns of a tile. Each factor lies between 1 and 2, so a product of
+    128 columns is infinite only at 2^128, where all factors are 2. The largest float replaces it, whose logarithm
+    rounds to 128. (A minimum would hide NaN.)
     """
     if KIND == "js":
         tl.static_assert(penalty.shape[1] <= 128)
@@ -101,9 +101,9 @@ def weigh(
     z, rows, columns, n, m, order, row_value, row_gradient, column_value, column_gradient,
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """What a tile of z costs, and the factors of the columns in the gradient of its rows.
+    """Penalties of a tile of z, and its slopes: the weights of the columns in the rows' gradient.
 
-    For KIND "softmax" these are the shares of log-sum-exps over rows and over columns, and nothing is summed up.
+    For KIND "softmax" the weights are those of log-sum-exps over rows and over columns, and there is no penalty.
     """
     if KIND == "softmax":
         weight = tl.zeros_like(z)
@@ -122,7 +122,7 @@ def weigh(
 
 @triton.jit
 def leave_out(z, penalty, slope, keep, KIND: tl.constexpr):
-    """Take the pairs that aren't to be kept out of the sums."""
+    """Replace pairs that aren't kept by values that add nothing."""
     neutral = 1.0 if KIND == "js" else 0.0
     return tl.where(keep, z, 0.0), tl.where(keep, penalty, neutral), tl.where(keep, slope, 0.0)
 
@@ -138,7 +138,7 @@ def multiply(a, b, accumulator, PRECISE: tl.constexpr):
 
 @triton.jit
 def kept(rows, columns, skip, PAIRED: tl.constexpr):
-    """Which pairs are to be kept: all but j = i + skip; if PAIRED, none of the same two rows."""
+    """Mask of the pairs to keep: all but j = i + skip; if PAIRED, both views of that sample are skipped."""
     if PAIRED:
         return (columns[None, :] >> 1) != ((rows[:, None] + skip) >> 1)
     else:
@@ -147,7 +147,7 @@ def kept(rows, columns, skip, PAIRED: tl.constexpr):
 
 @triton.jit
 def tiles_to_mask(block, start, full, skip, BM: tl.constexpr, BN: tl.constexpr):
-    """The columns from..to of start..full, rounded outwards to whole tiles, that hold pairs to skip."""
+    """First and last column within start..full, rounded outwards to whole tiles, of the tiles with pairs to skip."""
     first = tl.minimum(tl.maximum(block * BM + skip, start), full)
     last = tl.minimum(tl.maximum(block * BM + BM + skip, start), full)
     return start + (first - start) // BN * BN, start + (last - start + BN - 1) // BN * BN
@@ -160,7 +160,7 @@ def sweep_pairs(
     KIND: tl.constexpr, BY_ROW: tl.constexpr, BY_COLUMN: tl.constexpr, BN: tl.constexpr, MASK: tl.constexpr,
     PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Columns low..high against the rows q; MASK where a tile has an edge or pairs to skip in it."""
+    """Rows q with columns low..high; MASK for tiles with an edge or pairs to skip."""
     for j in range(low, high, BN):
         columns = j + tl.arange(0, BN)
         k = columns_desc.load([j, 0])
@@ -188,7 +188,7 @@ def fused_pairs(
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
     SKIP: tl.constexpr, PAIRED: tl.constexpr, GRADIENT: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """A block of BM rows against its share of the columns: weight * row sums of the penalty, gain * the gradient."""
+    """A block of BM rows with its share of the columns: weight * row sums of the penalty, gain * gradient."""
     block, part = tl.program_id(0), tl.program_id(1)
     rows = block * BM + tl.arange(0, BM)
     q = x_desc.load([block * BM, 0])
@@ -196,7 +196,7 @@ def fused_pairs(
     total = tl.zeros((BM,), tl.float32)
     start = part * share
     end = tl.minimum(m, start + share)
-    full = start + (end - start) // BN * BN  # columns beyond it are less than a tile
+    full = start + (end - start) // BN * BN  # columns beyond it are a partial tile
     first, last = full, full
     if SKIP:
         first, last = tiles_to_mask(block, start, full, skip, BM, BN)
@@ -255,7 +255,7 @@ def tile_weights(
     program = tl.program_id(0)
     height_all = tl.cdiv(tl.minimum(n - row0, SIDE), BM)
     across = tl.cdiv(tl.minimum(m - column0, SIDE), BN)
-    # neighbouring programs share rows and columns in the cache
+    # grouped so that neighbouring programs share rows and columns in the cache
     group = program // (GROUP * across)
     height = tl.minimum(height_all - group * GROUP, GROUP)
     block = group * GROUP + program % (GROUP * across) % height
@@ -283,7 +283,7 @@ def accumulate_product(
     weights_desc, factor_desc, out_ptr, block, part, row0, length, factor0, depth, d, gain, fresh,
     TRANSPOSED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """out += gain * weights factor for one tile of out, or with the weights transposed; out = if it is fresh."""
+    """out += gain * weights factor for one tile of out, with weights TRANSPOSED on request; out = ... if fresh."""
     accumulator = tl.zeros((BM, BN), tl.float32)
     for start in range(0, depth, BK):
         if TRANSPOSED:
@@ -330,7 +330,7 @@ def sweep_logsumexp(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, MASK: tl.constexpr,
     PAIRED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Columns low..high into a running maximum and sum of powers of two of each row; q is the rows if they are HELD."""
+    """Add columns low..high to each row's running maximum and sum of powers of two; q holds the rows if HELD."""
     for j in range(low, high, BN):
         if HELD:
             c = multiply(q, tl.trans(columns_desc.load([j, 0])), tl.zeros((BM, BN), tl.float32), PRECISE)
@@ -342,7 +342,7 @@ def sweep_logsumexp(
             keep = (columns[None, :] < high) & kept(rows, columns, skip, PAIRED)
             z = tl.where(keep, z, -float("inf"))
         higher = tl.maximum(peak, tl.max(z, 1))
-        safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have nothing in this tile
+        safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have no pairs so far
         total = total * tl.exp2(peak - safe) + tl.sum(tl.exp2(z - safe[:, None]), 1)
         peak = higher
     return peak, total
@@ -354,9 +354,9 @@ def fused_logsumexp(
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, SKIP: tl.constexpr,
     PAIRED: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """A block of BM rows against its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units.
+    """A block of BM rows with its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units.
 
-    HELD rows are read once, and BK is all of their depth.
+    HELD rows are loaded once, with BK their whole depth.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     row = block * BM
@@ -387,5 +387,5 @@ def fused_logsumexp(
         peak, total, q, x_desc, columns_desc, row, rows, full, end, d, scale, skip,
         BM, BN, BK, HELD, True, PAIRED, PRECISE,
     )  # fmt: skip
-    result = 0.6931471805599453 * (peak + tl.log2(total))  # log 2: back to natural units
+    result = 0.6931471805599453 * (peak + tl.log2(total))  # log 2: to natural units
     tl.store(result_ptr + part.to(tl.int64) * n + rows, result, mask=rows < n)

@@ -1,4 +1,4 @@
-"""Pair functions as the GPU knows them: a handful of kinds, with the factors and constants taken out."""
+"""Lowering of pair functions to the penalty kinds of the Triton kernels, with factors and constants taken out."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fmicl.divergences import (
     Weighted,
 )
 from fmicl.divergences.critic import Critic
-from fmicl.kernels.contract import PairFunction, Square
+from fmicl.kernels.backend import PairFunction, Square
 
 __all__ = ["LOG2E", "Lowered", "lower"]
 
 LOG2E = math.log2(math.e)
-_KNOWN = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis, Weighted}
+_SUPPORTED = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis, Weighted}
 
 
 class Lowered(NamedTuple):
-    """A pair function in terms of a kind of `device.penalty_and_slope`, at z = offset + scale * c.
+    """A pair function as a kind of `device.penalty_and_slope` at z = offset + scale * c.
 
     penalty = gain * (the kind's penalty) + constant, and d penalty / dc = slope * (the kind's slope).
     """
@@ -43,7 +43,7 @@ class Lowered(NamedTuple):
 
 
 def lower(function: PairFunction) -> Lowered | None:
-    """The GPU's form of a pair function; None if it has none (a user's own divergence, a shift).
+    """The Triton form of a pair function; None if there is none (a user-defined divergence, a shift).
 
     Types are compared exactly: a subclass may compute something else.
 
@@ -65,7 +65,7 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
         """gain * e^(power r) + constant."""
         return Lowered("exp", power * LOG2E * offset, power * LOG2E * scale, slope * scale, gain, constant)
 
-    if type(divergence) not in _KNOWN:
+    if type(divergence) not in _SUPPORTED:
         return None
     unbounded = free and divergence.supremum == math.inf
     match divergence:

@@ -1,6 +1,6 @@
-"""The pairwise sums written out: one dense matrix, plain autograd. What the others are tested against.
+"""Dense reference of the pairwise sums: one N x M matrix and plain autograd. The other backends are tested against it.
 
-Only the inner products are a function of their own, so that they are exact in every derivative too.
+Only the inner products are a custom autograd function, so that derivatives of every order use exact products.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmicl.kernels.contract import PairFunction
+from fmicl.kernels.backend import PairFunction
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = ["pair_sum", "row_logsumexp"]
@@ -23,13 +23,13 @@ def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None 
     if skip is None:
         return function.penalty(z).sum()
     skipped = _skipped(x, other, skip)
-    # Before the penalty as well: a sample with itself may cost more than a number can say, and its gradient be NaN.
+    # Mask before the penalty too: that of a sample with itself may overflow, and its gradient be NaN.
     values = function.penalty(z.masked_fill(skipped, function.offset))
     return values.masked_fill(skipped, 0.0).sum()
 
 
 def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None, paired: bool = False) -> Tensor:
-    """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip (see `fmicl.kernels.contract`)."""
+    """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip (see `fmicl.kernels.backend`)."""
     logits = scale * _products(x, other)
     if skip is not None:
         logits = logits.masked_fill(_skipped(x, other, skip, paired), -math.inf)
@@ -44,15 +44,15 @@ def _skipped(x: Tensor, other: Tensor, skip: int, paired: bool = False) -> Tenso
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a b^T by `fmicl.utils.numerics.exact_matmul`; compiled by torch.compile, by whatever torch is set to."""
-    if torch.compiler.is_compiling():  # which can't trace what has forward derivatives of its own
+    """a b^T with `fmicl.utils.numerics.exact_matmul`; under torch.compile in torch's current precision."""
+    if torch.compiler.is_compiling():  # it can't trace functions with a custom jvp
         return a @ b.T
     products: Tensor = _Products.apply(a, b)
     return products
 
 
 class _Products(torch.autograd.Function):
-    """Its derivatives are such products again, so none of any order escapes the guard."""
+    """a b^T, whose derivatives of every order are products by this function again."""
 
     generate_vmap_rule = True
 

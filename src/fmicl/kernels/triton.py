@@ -1,6 +1,6 @@
-"""The pairwise sums on a CUDA GPU: which program of `fmicl.kernels.device` runs, in which shape.
+"""Triton backend of the pairwise sums: choice of kernels (`fmicl.kernels.device`) and tile shapes.
 
-Nothing here adds atomically: every output has one owner, so the same input gives the same bits.
+No sum is atomic: every output has one owner, so the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fmicl.kernels import device
-from fmicl.kernels.contract import Normaliser, PairFunction
+from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.kernels.lowering import LOG2E, Lowered, lower
 from fmicl.utils.triton import interpreting, launch, multiprocessors
 
 __all__ = ["TritonBackend"]
 
-_NO_SKIP = 2**30  # no column is that far from its row
-_FUSED_DEPTH = 256  # up to which a block of rows and its gradient fit a multiprocessor
-_FEW = 1024  # rows, of which small tiles keep more of the GPU busy
-_SIDE = 5632  # of the tile whose slopes are written: 60 MiB in bfloat16, about the L2 cache of a large GPU
+_NO_SKIP = 2**30  # an offset that no pair has
+_FUSED_DEPTH = 256  # largest d for which a block of rows and its gradient fit a multiprocessor
+_FEW = 1024  # rows up to which smaller tiles use more of the GPU
+_SIDE = 5632  # of the buffer of slopes: 60 MiB in bfloat16, about the L2 cache of a large GPU
 
 
 class _Shape(NamedTuple):
-    """Rows and columns of a program's tile, and how many warps and stages of loads it has."""
+    """Rows and columns of a program's tile, number of warps and of pipeline stages."""
 
     rows: int
     columns: int
@@ -36,7 +36,7 @@ class _Shape(NamedTuple):
 
 
 class _Steps(NamedTuple):
-    """Tiles of the way in two steps: rows, columns, depth, side of the buffer, warps and stages."""
+    """Tiles of the two-step kernels: rows, columns, depth, side of the buffer, warps and stages."""
 
     rows: int
     columns: int
@@ -46,7 +46,7 @@ class _Steps(NamedTuple):
     stages: int
 
 
-# Found by trying shapes on an H200 at N = 65,536; where a kind isn't named, more warps keep its registers in bounds.
+# Tuned on an H200 at N = 65,536. Kinds not listed need more warps, to keep registers from spilling.
 _FUSED_128 = {
     "exp": _Shape(128, 64, 4, 3),
     "linear": _Shape(128, 64, 4, 3),
@@ -60,35 +60,35 @@ _FUSED_128 = {
 
 @dataclass(frozen=True)
 class TritonBackend:
-    """`fmicl.kernels.contract.Backend` in Triton.
+    """The Triton implementation of `fmicl.kernels.backend.Backend`.
 
     Attributes:
-        fast: round the embeddings, and the slopes that multiply them, to bfloat16; otherwise float32 throughout.
+        fast: round embeddings and slopes to bfloat16; otherwise float32 throughout.
     """
 
     fast: bool
 
-    def to_send(self, rows: Tensor) -> Tensor:
-        """In the type of the products: half the bytes in the fast mode."""
+    def cast_for_exchange(self, rows: Tensor) -> Tensor:
+        """Rows in the dtype of the products: half the bytes if `fast`."""
         return self._operand_type(rows)
 
     def pair_rows(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, gradient: bool
     ) -> tuple[Tensor, Tensor | None]:
         """sum_ij penalty(z_ij), and its gradient in the rows x."""
-        lowered = _require(function)
+        lowered = _require_lowered(function)
         total, grad = self._pairs(x, columns, lowered, skip, gradient)
         return _with_constant(total, lowered, len(x), len(columns), skip), grad
 
     def pair_both(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Both gradients: from one buffer of slopes for large d, else each in a pass of its own.
+        """Both gradients: from one buffer of slopes for large d, otherwise in one pass each.
 
-        A fused pass that adds to two sides at once was slower than two.
+        A single fused pass for both sides was slower than two.
         """
-        if self._together(x):
-            lowered = _require(function)
+        if self._shares_slopes(x):
+            lowered = _require_lowered(function)
             total, *gradients = self._both(x, columns, lowered, skip, None)
             return _with_constant(total, lowered, len(x), len(columns), skip), gradients[0], gradients[1]
         total, grad_x = self.pair_rows(x, columns, function, skip, True)
@@ -98,8 +98,8 @@ class TritonBackend:
         return total, grad_x, grad_columns
 
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """sum_{i != j} penalty(z_ij) of x with itself, and its whole gradient."""
-        lowered = _require(function)
+        """sum_{i != j} penalty(z_ij) of x with itself, and its gradient."""
+        lowered = _require_lowered(function)
         total, grad = self._pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
         return _with_constant(total, lowered, len(x), len(x), 0), grad
 
@@ -123,8 +123,8 @@ class TritonBackend:
         )  # fmt: skip
         return result[0] if parts == 1 else result.logsumexp(dim=0)
 
-    def logsumexp_kept(self, *_: object) -> None:
-        """Nothing is: it takes longer to write the terms than to compute them again."""
+    def logsumexp_with_terms(self, *_: object) -> None:
+        """None: writing the terms takes longer than computing them again."""
 
     def logsumexp_gradient(
         self,
@@ -136,7 +136,7 @@ class TritonBackend:
         others: Normaliser | None,
         paired: bool = False,
     ) -> Tensor:
-        """What the gradient of log-sum-exps over rows, and over columns, sends to the rows x."""
+        """Gradient in the rows x of log-sum-exps over rows and over columns."""
         lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
         _, grad = self._pairs(x, columns, lowered, skip, True, rows, others, paired)
         assert grad is not None
@@ -145,8 +145,8 @@ class TritonBackend:
     def logsumexp_both(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
     ) -> tuple[Tensor, Tensor]:
-        """What the gradient of log-sum-exps over rows sends to the rows and to the columns."""
-        if self._together(x):
+        """Gradient of the rows' log-sum-exps in the rows and in the columns."""
+        if self._shares_slopes(x):
             lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
             _, grad_x, grad_columns = self._both(x, columns, lowered, skip, rows)
             return grad_x, grad_columns
@@ -159,14 +159,14 @@ class TritonBackend:
     def logsumexp_symmetric(
         self, x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False
     ) -> Tensor:
-        """What the gradient of log-sum-exps of x against itself sends to x."""
+        """Gradient in x of the log-sum-exps of x with itself."""
         lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
         _, grad = self._pairs(x, None, lowered, skip, True, rows, rows, paired)
         assert grad is not None
         return grad
 
-    def _together(self, x: Tensor) -> bool:
-        """Whether rows and columns get their gradients from one buffer of slopes."""
+    def _shares_slopes(self, x: Tensor) -> bool:
+        """Whether the gradients of rows and columns use one buffer of slopes."""
         return self.fast and x.shape[1] > _FUSED_DEPTH
 
     def _both(
@@ -191,9 +191,9 @@ class TritonBackend:
         others: Normaliser | None = None,
         paired: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Sums, up to the constant, and gradient; columns=None is x itself."""
+        """Sum without the constant, and gradient; columns=None is x itself."""
         width = x.shape[1]
-        # A gradient that ends as bfloat16 is written as such; float16 would overflow before it is scaled.
+        # A gradient in bfloat16 is written as such; in float16 it could overflow before it is scaled.
         dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         x = self._operand(x)
         other = x if columns is None else self._operand(columns)
@@ -207,10 +207,10 @@ class TritonBackend:
         return total, grad if grad is None or grad.shape[1] == width else grad[:, :width]
 
     def _operand(self, x: Tensor) -> Tensor:
-        """x in the type of the products, where the hardware takes it: at a whole 16 bytes, with rows of whole 16s."""
+        """x in the dtype of the products, aligned for tensor descriptors: 16 bytes, with d a multiple of 16."""
         x = self._operand_type(x)
         if self.fast and interpreting():
-            x = x.float()  # the interpreter has no bfloat16 products
+            x = x.float()  # the interpreter can't multiply bfloat16 matrices
         if x.shape[1] % 16:
             x = torch.nn.functional.pad(x, (0, -x.shape[1] % 16))
         x = x.contiguous()
@@ -220,7 +220,7 @@ class TritonBackend:
         return x.to(torch.bfloat16 if self.fast else torch.float32)
 
     def _fused_shape(self, d: int, kind: str) -> _Shape | None:
-        """Tiles for which a block of rows and its gradient fit a multiprocessor; None if there are none."""
+        """Tile for which a block of rows and its gradient fit a multiprocessor; None if there is none."""
         if not self.fast:
             return _Shape(128, 32, 8, 2) if d <= 128 else None
         if d <= 128:
@@ -230,7 +230,7 @@ class TritonBackend:
         return None
 
     def _held_shape(self, d: int) -> _Shape:
-        """Of a log-sum-exp that reads its rows once: up to d = 128, two programs fit a multiprocessor."""
+        """Tile of a log-sum-exp that reads its rows once: up to d = 128, two programs fit a multiprocessor."""
         return _Shape(256, 64, 8, 2) if d <= 128 else _Shape(128, 64, 8, 3)
 
     def _fused(
@@ -246,7 +246,7 @@ class TritonBackend:
         dtype: torch.dtype,
         paired: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Tiles of rows with their gradient in registers; `dtype` is the gradient's."""
+        """Single pass with the rows' gradient in registers, written as `dtype`."""
         n, m, d = len(x), len(columns), x.shape[1]
         padded = 1 << (d - 1).bit_length()
         blocks = _blocks(n, shape.rows)
@@ -268,7 +268,7 @@ class TritonBackend:
         return summed, grad[0] if parts == 1 else grad.sum(dim=0)
 
     def _steps(self, n: int) -> _Steps:
-        side = min(2048, _SIDE) if n <= 8192 else _SIDE  # a small batch's buffer is about as small as its gradient
+        side = min(2048, _SIDE) if n <= 8192 else _SIDE  # for small batches, a buffer about the size of the gradient
         if not self.fast:
             return _Steps(64, 64, 32, side // 2, 4, 3)
         return _Steps(64, 64, 64, side, 4, 3) if n <= _FEW else _Steps(128, 128, 64, side, 4, 3)
@@ -286,14 +286,14 @@ class TritonBackend:
         both: bool = False,
         paired: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Slopes of a large tile into a buffer, then the products with it; above the diagonal only if symmetric.
+        """Two steps per large tile: slopes into a buffer, then products with it; if symmetric, only above the diagonal.
 
-        With `both`, the columns' gradient comes too.
+        `both` adds the columns' gradient.
         """
         n, m, d = len(x), len(columns), x.shape[1]
         step = self._steps(max(n, m))
         spans = [(i, j) for i in range(0, n, step.side) for j in range(0, m, step.side) if not symmetric or j >= i]
-        spans.sort(key=lambda span: symmetric and span[0] != span[1])  # those on the diagonal first
+        spans.sort(key=lambda span: symmetric and span[0] != span[1])  # the diagonal first
         programs = [
             _blocks(min(step.side, n - i), step.rows) * _blocks(min(step.side, m - j), step.columns) for i, j in spans
         ]
@@ -315,7 +315,7 @@ class TritonBackend:
         for (i, j), number, total0 in zip(spans, programs, before, strict=False):
             tall, wide = min(step.side, n - i), min(step.side, m - j)
             two_sides = both or (symmetric and i != j)
-            # pairs above the diagonal stand for those below it too
+            # pairs above the diagonal also count for those below it
             weight = 2 * lowered.gain if symmetric and i != j else lowered.gain
             launch(device.tile_weights, (number,))(
                 x_rows, other_rows, written, totals, total0, i, j, n, m, d,
@@ -327,7 +327,7 @@ class TritonBackend:
             if grad is None:
                 continue
             tiles = _blocks(tall, step.rows) + (_blocks(wide, step.rows) if two_sides else 0)
-            # what is written for the first time needn't be zeros before
+            # the first write to an output overwrites it
             row_fresh, column_fresh = (i == j, False) if symmetric else (j == 0, i == 0)
             few = self.fast and tiles * _blocks(d, step.columns) < multiprocessors(x.device)
             across = 64 if few else step.columns
@@ -348,7 +348,7 @@ def _descriptor(matrix: Tensor, rows: int, columns: int) -> Any:
 
 
 def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, int]:
-    """In how many parts the columns go, so that a small batch fills the GPU too; and the columns of each part."""
+    """Number of parts of the columns, so that a small batch fills the GPU too, and columns of each part."""
     parts = max(1, min(multiprocessors(device) // blocks, _blocks(m, 4 * width), 16))
     share = _blocks(_blocks(m, parts), width) * width
     return _blocks(m, share), share
@@ -365,24 +365,24 @@ def _in_units_of_log2(given: Normaliser | None, unused: Tensor) -> tuple[Tensor,
 
 
 def _summed(totals: Tensor, lowered: Lowered) -> Tensor:
-    """Of a softmax nothing is summed up, and nobody asks."""
+    """Sum in float64; a softmax has no total."""
     return totals if lowered.kind == "softmax" else totals.sum(dtype=torch.float64)
 
 
 def _with_constant(total: Tensor, lowered: Lowered, n: int, m: int, skip: int | None) -> Tensor:
-    """The sum with what every pair has in common."""
+    """The sum with each pair's constant added."""
     return total + lowered.constant * (n * m - _skipped_pairs(n, m, skip)) if lowered.constant else total
 
 
 def _skipped_pairs(n: int, m: int, skip: int | None) -> int:
-    """How many i in [0, n) have i + skip in [0, m)."""
+    """Number of i in [0, n) with i + skip in [0, m)."""
     return 0 if skip is None else max(0, min(n, m - skip) - max(0, -skip))
 
 
-def _require(function: PairFunction) -> Lowered:
+def _require_lowered(function: PairFunction) -> Lowered:
     lowered = lower(function)
     if lowered is None:
         raise ValueError(
-            f"the Triton kernel has no program for {function!r}; kernel='auto' or 'tiled' computes it, on a GPU too"
+            f"the Triton backend has no program for {function!r}; kernel='auto' or 'tiled' supports it, also on a GPU"
         )
     return lowered

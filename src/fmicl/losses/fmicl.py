@@ -119,7 +119,7 @@ class FMICLLoss(ContrastiveLoss):
 class FMICLOptions(MuOptions):
     """Options of f-MICL."""
 
-    divergence: str = option("kl", "The f-divergence.")
+    divergence: str = option("kl", "The f-divergence, by name (fmicl.list_divergences()).")
     alpha: float = option(40.0, "Weight of the negatives.")
     gamma: float = option(
         1.0,

@@ -78,7 +78,7 @@ class InfoNCEOptions(ObjectiveOptions):
         return InfoNCELoss(self.temperature, **self.common(context))
 
     def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """All views of the batch, as in SimCLR; the other second views, as in SimCSE and MoCo v3, where asked for."""
+        """All views of the batch, as in SimCLR, or the other second views, as in SimCSE and MoCo v3."""
         return "cross" if context.contrast_views else "both"
 
     def collapse_advice(self, context: ObjectiveContext) -> str:

@@ -82,7 +82,7 @@ class Block(NamedTuple):
     Attributes:
         rows: rows of this process.
         columns: columns of this process, None for the rows themselves; the kernels exchange those of other processes.
-        skip: see `fmicl.kernels.contract`.
+        skip: see `fmicl.kernels.backend`.
         weight: how often each pair counts; 2 if the block stands for its mirror image too.
         number: number of pairs in all processes, with this weight.
         world: the processes that have columns.
@@ -168,13 +168,15 @@ class Pairs:
             ready = named
         elif options["normalised"]:
             ready = [value.to(widest) for value in named]
-        elif kernels.sphere_suits(x, y, kernel) and widest == torch.float32:
-            *ready, distances = kernels.onto_sphere(x, y)
+        elif kernels.can_fuse_positives(x, y, kernel) and widest == torch.float32:
+            *ready, distances = kernels.normalise_pairs(x, y)
             ready += [normalise(value.to(widest)) for value in named[2:]]
         else:
             ready = [normalise(value.to(widest)) for value in named]
         if distances is None and kernel != "reference":
-            *views, distances = kernels.apart(ready[0], ready[1], kernels.sphere_suits(ready[0], ready[1], kernel))
+            *views, distances = kernels.pair_distances(
+                ready[0], ready[1], kernels.can_fuse_positives(ready[0], ready[1], kernel)
+            )
             ready = [*views, *ready[2:]]
         blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
         return cls(ready[0], ready[1], blocks, world, kernel, fast, distances)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from fmicl.divergences import KL
 from fmicl.divergences.critic import Critic
-from fmicl.kernels.contract import PairFunction
-from fmicl.kernels.transforms import in_transforms, recording
+from fmicl.kernels.backend import PairFunction
+from fmicl.kernels.transforms import in_transforms, is_capturing
 from fmicl.losses.pairing import Pairs
 
 __all__ = ["ShiftedCritic", "optimal_shift", "optimally_shifted", "shift_from_histogram"]
@@ -55,7 +55,7 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: float) -> Tensor:
         shifted: Tensor = run_eager(optimally_shifted, pairs, critic, alpha)
         return shifted
     v: float | Tensor
-    if recording(pairs.x) and pairs.world.size == 1:
+    if is_capturing(pairs.x) and pairs.world.size == 1:
         v = shift_from_histogram(critic, alpha, pairs.count_cosines()).to(pairs.dtype)
     else:
         v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)

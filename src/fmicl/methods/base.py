@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.methods.rotation import Rotation
-from fmicl.models.norms import by_past
+from fmicl.models.norms import use_running_statistics
 from fmicl.models.vision import projection_head
 
 __all__ = ["Comparison", "Method", "MomentumMethod"]
@@ -150,9 +150,9 @@ class MomentumMethod(Method):
     If the momentum encoder normalises by the statistics of the batch, keys and queries both reveal which batch they
     belong to. With negatives of other batches (MoCo's queue) a network can then learn to tell batches apart instead of
     samples. With ``statistics="past"`` keys are normalised by statistics of past batches
-    (:class:`fmicl.models.norms.PastNorm`), so that a key doesn't depend on the rest of its batch. Cai et al.,
-    "Exponential Moving Average Normalization for Self-supervised and Semi-supervised Learning", 2021, take a moving
-    average of the trained encoder's statistics instead.
+    (:class:`fmicl.models.norms.RunningStatisticsNorm`), so that a key does not depend on the rest of its batch. Cai et
+    al., "Exponential Moving Average Normalization for Self-supervised and Semi-supervised Learning", 2021, take a
+    moving average of the trained encoder's statistics instead.
 
     Args:
         encoder: as in :class:`Method`, and so are the other arguments.
@@ -181,7 +181,10 @@ class MomentumMethod(Method):
         if statistics not in ("batch", "past"):
             raise ValueError(f'statistics must be "batch" or "past", got {statistics!r}')
         if statistics == "past":
-            self.target_encoder, self.target_projection = by_past(self.target_encoder), by_past(self.target_projection)
+            self.target_encoder, self.target_projection = (
+                use_running_statistics(self.target_encoder),
+                use_running_statistics(self.target_projection),
+            )
 
     def momentum(self, progress: float) -> float:
         """m1 - (m1 - m0) (1 + cos(pi t)) / 2 with t = progress, from 0 to 1 over the run."""

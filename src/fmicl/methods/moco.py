@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fmicl.kernels.columns import gather_rows, world_of
+from fmicl.kernels.exchange import gather_rows, world_of
 from fmicl.methods.base import Comparison, Method, MomentumMethod
 from fmicl.methods.registry import MomentumOptions, register_method
 from fmicl.utils.numerics import normalise

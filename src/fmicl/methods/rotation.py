@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.information import label_information
-from fmicl.models.norms import unmoved
+from fmicl.models.norms import frozen_running_statistics
 from fmicl.models.vision import mlp
 from fmicl.utils.options import option, require_at_least_zero
 from fmicl.utils.validation import require_positive
@@ -119,7 +119,7 @@ class Rotation(nn.Module):
         if images.shape[-1] < self.size:
             raise ValueError(f"images must have at least {self.size} pixels a side, but these have {images.shape[-1]}")
         views = rotate(F.adaptive_avg_pool2d(images, self.size))
-        with unmoved(encoder):
+        with frozen_running_statistics(encoder):
             logits = self.head(encoder(views))
         labels = torch.arange(len(views), device=images.device) // len(images)
         return -self.weight * label_information(self.divergence, logits, labels)

@@ -1,1 +1,1 @@
-"""Encoders, heads and normalisation: what turns a view into an embedding."""
+"""Vision and text encoders, projection heads, normalisation."""

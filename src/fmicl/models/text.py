@@ -1,7 +1,7 @@
-"""Sentence encoders: any Hugging Face encoder with a pooling on top, and its tokenizer.
+"""Sentence encoders: any Hugging Face encoder with pooling, and its tokenizer.
 
-A batch of sentences is one tensor of token ids (N, L), -1 after the end of a sentence, so that every method takes
-sentences as it takes images. What is exported is a folder of sentence-transformers.
+A batch of sentences is one tensor of token ids (N, L), padded with -1, so that every method takes sentences as it takes
+images. Encoders are exported as sentence-transformers folders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor, nn
 
-from fmicl.data import padded_width
+from fmicl.data.text.sentence_stream import padded_width
 from fmicl.utils.options import check_fields, option, require_positive_fields
 from fmicl.utils.validation import Pooling, TokenPooling
 
@@ -36,16 +36,17 @@ __all__ = [
     "SentenceEncoderOptions",
     "Tokenizer",
     "build_sentence_encoder",
-    "makes_views",
-    "point_to",
+    "check_model_path",
+    "declared_length_limit",
+    "has_dropout",
+    "nested_modules",
     "pooled_transformer",
     "quiet_transformers",
     "save_sentence_encoder",
     "sentence_head",
-    "told_limit",
 ]
 
-_TOO_LONG = 10**6  # tokenizers without a limit name an astronomic one
+_UNLIMITED = 10**6  # tokenizers without a limit declare an astronomic one
 
 
 @dataclass(frozen=True)
@@ -81,15 +82,15 @@ class SentenceEncoderOptions:
 
 
 class SentenceEncoder(nn.Module):
-    """A transformer, and one vector for each sentence: its first token's last hidden state, or the mean of all.
+    """A transformer with pooling: the last hidden state of a sentence's first token, or the mean over its tokens.
 
     Args:
         model: a Hugging Face encoder.
-        mean: the mean over a sentence's tokens, not the first one's.
-        padding: the token to put where there is none; some models count positions by it.
+        mean: pool by the mean over tokens, not by the first token.
+        padding: id of the padding token; some models count positions by it.
 
     Attributes:
-        num_features: entries of a vector.
+        num_features: dimension of a sentence vector.
     """
 
     def __init__(self, model: nn.Module, *, mean: bool, padding: int) -> None:
@@ -98,23 +99,23 @@ class SentenceEncoder(nn.Module):
         self.num_features = int(model.config.hidden_size)  # type: ignore[union-attr, arg-type]
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Vectors (N, num_features) of token ids (N, L), -1 after the end of a sentence."""
-        there = ids >= 0
-        tokens = torch.where(there, ids, self.padding).long()
-        states: Tensor = self.model(input_ids=tokens, attention_mask=there.long()).last_hidden_state
+        """Vectors (N, num_features) of token ids (N, L), padded with -1."""
+        mask = ids >= 0
+        tokens = torch.where(mask, ids, self.padding).long()
+        states: Tensor = self.model(input_ids=tokens, attention_mask=mask.long()).last_hidden_state
         if not self.mean:
             return states[:, 0]
-        weights = there.unsqueeze(-1).to(states.dtype)
+        weights = mask.unsqueeze(-1).to(states.dtype)
         return (states * weights).sum(dim=1) / weights.sum(dim=1)
 
 
-def sentence_head(pooling: Pooling, width: int, spread: float = 0.02) -> nn.Module:
-    """What stands between vectors and embeddings in training: for ``cls_mlp`` a linear layer and tanh, else nothing.
+def sentence_head(pooling: Pooling, width: int, std: float = 0.02) -> nn.Module:
+    """The projection head in training: for ``cls_mlp`` a linear layer and tanh, else the identity.
 
     Args:
-        pooling: of the recipe.
-        width: entries of a vector and of an embedding.
-        spread: standard deviation of the first weights; biases are 0, as in BERT.
+        pooling: the pooling option.
+        width: dimension of a vector and of an embedding.
+        std: standard deviation of the initial weights; biases are 0, as in BERT.
 
     Example:
         >>> sentence_head("cls_mlp", 8)(torch.zeros(2, 8)).tolist() == [[0.0] * 8] * 2
@@ -125,25 +126,25 @@ def sentence_head(pooling: Pooling, width: int, spread: float = 0.02) -> nn.Modu
     if pooling != "cls_mlp":
         return nn.Identity()
     linear = nn.Linear(width, width)
-    nn.init.normal_(linear.weight, std=spread)
+    nn.init.normal_(linear.weight, std=std)
     nn.init.zeros_(linear.bias)
     return nn.Sequential(linear, nn.Tanh())
 
 
 class Tokenizer:
-    """A Hugging Face tokenizer with what is asked of it here.
+    """A Hugging Face tokenizer.
 
     Args:
         tokenizer: of transformers.
-        limit: the most tokens that the model takes.
+        limit: largest number of tokens that the model takes.
     """
 
     def __init__(self, tokenizer: Any, limit: int) -> None:
         self.inner, self.limit = tokenizer, limit
 
     def encode(self, sentences: Sequence[str], length: int) -> list[list[int]]:
-        """Token ids of each sentence with the special ones, cut off at a length."""
-        # Whoever chose another way for tokenizers to use processors keeps it.
+        """Token ids of each sentence with special tokens, truncated to a length."""
+        # A user's own choice is kept.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
         rows: list[list[int]] = self.inner(
             list(sentences),
@@ -157,7 +158,7 @@ class Tokenizer:
         return rows
 
     def batch(self, sentences: Sequence[str], length: int) -> Tensor:
-        """(N, L) token ids, -1 after the end of a sentence; L is a multiple of 8 or the length."""
+        """(N, L) token ids, padded with -1; L is a multiple of 8 or the length."""
         rows = self.encode(sentences, length)
         ids = torch.full((len(rows), padded_width(max(map(len, rows)), length)), -1)
         for line, row in zip(ids, rows, strict=True):
@@ -165,7 +166,7 @@ class Tokenizer:
         return ids
 
     def save(self, folder: Path) -> None:
-        """Write its files, the same ones whatever it was last called with."""
+        """Write its files, which don't depend on how it was last called."""
         backend = getattr(self.inner, "backend_tokenizer", None)
         if backend is not None:
             backend.no_truncation()
@@ -173,7 +174,7 @@ class Tokenizer:
         self.inner.save_pretrained(folder)
 
     def state(self) -> bytes:
-        """All that the ids depend on, but for the length."""
+        """A hash of all that the ids depend on, except the length."""
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder))
             files = {path.name: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
@@ -188,36 +189,34 @@ class Tokenizer:
 
 
 def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder, Tokenizer]:
-    """A pretrained encoder and its tokenizer, from a folder or from the hub; without a network, from its cache.
+    """Load a pretrained encoder and its tokenizer, from a folder or from the hub; without a network, from its cache.
 
-    Weights that a folder lacks (a pooler, after masked language modelling) follow from torch's seed. Parameters that
-    have no part in the vectors are frozen, as several processes would wait for their gradients.
+    Weights that a folder lacks (a pooler, after masked language modelling) are random, by torch's seed. Parameters that
+    don't influence the vectors are frozen, since distributed training would wait for their gradients.
 
     Args:
-        name: a folder that ``save_pretrained`` left, model and tokenizer; a run on sentences; or a name on the hub.
-        pooling: of the recipe.
+        name: a folder with a model and tokenizer by ``save_pretrained``, a run on sentences, or a name on the hub.
+        pooling: the pooling option.
 
     Raises:
-        FileNotFoundError: the name is a path, and there is nothing.
-        ValueError: the model can't be had, or is no encoder.
+        FileNotFoundError: the name is a path that doesn't exist.
+        ValueError: the model can't be loaded, or is no encoder.
     """
     from transformers import AutoModel, AutoTokenizer
 
-    check_model(name)
+    check_model_path(name)
     local = Path(name).is_dir()
-    place = str(_inner_model(Path(name))) if local else name
-    options = {"local_files_only": True} if local or not _finds_hub() else {}
+    location = str(_inner_model(Path(name))) if local else name
+    options = {"local_files_only": True} if local or not _hub_reachable() else {}
     with quiet_transformers():
         try:
-            inner = AutoTokenizer.from_pretrained(place, **options)
-            model = AutoModel.from_pretrained(place, dtype=torch.float32, **options)
-        except Exception as error:  # its parts raise a handful of unrelated types
+            inner = AutoTokenizer.from_pretrained(location, **options)
+            model = AutoModel.from_pretrained(location, dtype=torch.float32, **options)
+        except Exception as error:  # transformers raises a handful of unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
-            where = "loaded from this folder" if local else "had: it is no folder here, and the hub did not give it"
-            hint = (
-                "" if local else ". Give the folder of a model; experiments/warm_start.py makes one of your sentences"
-            )
-            raise ValueError(f"the model {name!r} can't be {where}: {reason[:300].rstrip('.')}{hint}") from error
+            where = "from this folder" if local else "from the hub, and there is no folder of this name"
+            hint = "" if local else ". Give a model's folder; experiments/warm_start.py makes one from your sentences"
+            raise ValueError(f"the model {name!r} can't be loaded {where}: {reason[:300].rstrip('.')}{hint}") from error
     inner.padding_side = "right"
     padding = inner.pad_token_id
     if padding is None:
@@ -225,21 +224,21 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
     try:
         encoder = SentenceEncoder(model, mean=pooling == "mean", padding=int(padding))
         _freeze_unused(encoder)
-    except Exception as error:  # models raise whatever they like
+    except Exception as error:  # models raise any type
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
-            f"the model {name!r} ({type(model).__name__}) is no encoder from tokens to vectors: {reason[:300]}"
+            f"the model {name!r} ({type(model).__name__}) is not an encoder from tokens to vectors: {reason[:300]}"
         ) from error
-    # from_pretrained leaves a model in eval mode, where dropout would make no views.
-    return encoder.train(), Tokenizer(inner, _limit(model, inner))
+    # from_pretrained leaves a model in eval mode, where dropout is off.
+    return encoder.train(), Tokenizer(inner, _length_limit(model, inner))
 
 
-def _finds_hub() -> bool:
-    """Whether the hub has an address here. Without a network it would be asked for a minute, file by file and again."""
+def _hub_reachable() -> bool:
+    """Whether the hub's name resolves. Without a network transformers would retry every file, for a minute."""
     from huggingface_hub import constants
 
     hub = urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # a proxy looks it up itself
+    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # a proxy resolves names itself
         return True
     try:
         socket.getaddrinfo(hub.hostname, hub.port)
@@ -249,52 +248,52 @@ def _finds_hub() -> bool:
 
 
 def _inner_model(folder: Path) -> Path:
-    """Of a folder of sentence-transformers, such as a run, where its transformer is; of others, the folder itself."""
+    """The transformer's folder inside a sentence-transformers folder, such as a run; else the folder itself."""
     if (folder / "config.json").exists() or not (folder / "modules.json").is_file():
         return folder
-    with contextlib.suppress(ValueError, LookupError, TypeError):  # of something else by that name
+    with contextlib.suppress(ValueError, LookupError, TypeError):  # another kind of modules.json
         modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
         return folder / str(modules[0]["path"])
     return folder
 
 
-def check_model(name: str) -> None:
-    """Refuse a path where there is no folder; a name may be one on the hub.
+def check_model_path(name: str) -> None:
+    """Check that a model that is named by a path exists; other names may be on the hub.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no such folder.
     """
-    path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
-    if path and not Path(name).is_dir():
-        raise FileNotFoundError(f"there is no folder {name} with a model")
+    is_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
+    if is_path and not Path(name).is_dir():
+        raise FileNotFoundError(f"there is no model folder {name}")
 
 
-def told_limit(name: str) -> int:
-    """The most tokens that the files of a model's folder say it takes, without loading it.
+def declared_length_limit(name: str) -> int:
+    """Largest number of tokens that a model takes by the files in its folder, without loading it.
 
-    Never less than `Tokenizer.limit`; without a bound where the files say nothing, as of a name on the hub.
+    Never less than `Tokenizer.limit`; practically infinite if the files don't say it, as for a name on the hub.
     """
-    found = [_TOO_LONG]
+    found = [_UNLIMITED]
     for file, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # loading it will say what is wrong
-            told = json.loads((_inner_model(Path(name)) / file).read_text(encoding="utf-8"))
-            found.append(int(min(told[key] or _TOO_LONG, _TOO_LONG)))
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # loading it reports what is wrong
+            declared = json.loads((_inner_model(Path(name)) / file).read_text(encoding="utf-8"))
+            found.append(int(min(declared[key] or _UNLIMITED, _UNLIMITED)))
     return min(found)
 
 
-def _limit(model: nn.Module, tokenizer: Any) -> int:
-    """The most tokens that model and tokenizer take."""
-    limit = int(getattr(model.config, "max_position_embeddings", None) or _TOO_LONG)
+def _length_limit(model: nn.Module, tokenizer: Any) -> int:
+    """Largest number of tokens that model and tokenizer take."""
+    limit = int(getattr(model.config, "max_position_embeddings", None) or _UNLIMITED)
     for module in model.modules():
-        # RoBERTa and its kin count positions from behind the padding token's id.
+        # RoBERTa and its relatives count positions from the padding token's id + 1.
         positions = getattr(module, "position_embeddings", None)
         if isinstance(positions, nn.Embedding) and positions.padding_idx is not None:
             limit = min(limit, positions.num_embeddings - positions.padding_idx - 1)
-    return min(limit, int(min(tokenizer.model_max_length, _TOO_LONG)))
+    return min(limit, int(min(tokenizer.model_max_length, _UNLIMITED)))
 
 
 def _freeze_unused(encoder: SentenceEncoder) -> None:
-    """Look at two tokens through the encoder, and freeze what gets no gradient."""
+    """Freeze the parameters that get no gradient in a trial."""
     encoder.eval()
     encoder(torch.zeros(1, 2, dtype=torch.long)).sum().backward()
     for parameter in encoder.parameters():
@@ -302,16 +301,16 @@ def _freeze_unused(encoder: SentenceEncoder) -> None:
         parameter.grad = None
 
 
-def makes_views(encoder: SentenceEncoder) -> bool:
-    """Whether one sentence has several vectors in training: not where the model has no dropout."""
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # whoever seeded the weights counts on the generator
+def has_dropout(encoder: SentenceEncoder) -> bool:
+    """Whether a sentence's vector is random in training, so that one sentence has two views."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):  # weights of later modules depend on it
         vectors = encoder(torch.zeros(8, 2, dtype=torch.long))
     return not torch.allclose(vectors, vectors[:1].expand_as(vectors), rtol=1e-4, atol=1e-6)
 
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Without bars for reading and writing files, and without notes on weights that have no part here."""
+    """Suppress transformers' progress bars, and its messages on unused weights."""
     import transformers.utils.logging
 
     logging: Any = transformers.utils.logging
@@ -327,13 +326,13 @@ def quiet_transformers() -> Iterator[None]:
 
 
 def pooled_transformer(folder: Path, pooling: TokenPooling, device: str = "cpu") -> SentenceTransformer:
-    """A plain transformers folder as a model of sentence-transformers.
+    """A sentence-transformers model from a plain transformers folder.
 
-    Its weights are float32 and it takes as many tokens as in :func:`build_sentence_encoder`, whatever the files say.
+    Weights are float32, and the length limit is that of :func:`build_sentence_encoder`, whatever the files say.
 
     Args:
-        folder: what ``save_pretrained`` of a model and its tokenizer left.
-        pooling: the vector of a sentence: its first token's, or the mean of all.
+        folder: folder of a model and its tokenizer, by ``save_pretrained``.
+        pooling: the first token's vector, or the mean over tokens.
         device: where to compute.
     """
     from sentence_transformers import SentenceTransformer
@@ -347,20 +346,18 @@ def pooled_transformer(folder: Path, pooling: TokenPooling, device: str = "cpu")
         processor_kwargs=dict(local),
         config_kwargs=dict(local),
     )
-    words.max_seq_length = _limit(words.model, words.tokenizer)
+    words.max_seq_length = _length_limit(words.model, words.tokenizer)
     return SentenceTransformer(modules=[words, PoolingModule(words.get_embedding_dimension(), pooling)], device=device)
 
 
 def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length: int, folder: Path) -> None:
-    """Write a folder that ``SentenceTransformer(folder)`` loads; whole, or under another name.
-
-    What is there already is replaced, once the new one is complete.
+    """Write a folder that ``SentenceTransformer(folder)`` loads, atomically; an existing one is replaced.
 
     Args:
-        encoder: its model and pooling; no head and no normalisation come with them.
+        encoder: its model and pooling are written, without a head or normalisation.
         tokenizer: the encoder's.
-        length: tokens at which the loaded model cuts a sentence off (its max_seq_length).
-        folder: where to.
+        length: number of tokens at which the loaded model truncates (its max_seq_length).
+        folder: the folder to write.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -372,18 +369,18 @@ def save_sentence_encoder(encoder: SentenceEncoder, tokenizer: Tokenizer, length
             tokenizer.save(plain)
             model = pooled_transformer(plain, "mean" if encoder.mean else "cls")
             model.max_seq_length = length
-            model.save_pretrained(str(temporary / "whole"), create_model_card=False)
-        mode = stat.S_IMODE((temporary / "whole" / "modules.json").stat().st_mode)
-        for weights in (temporary / "whole").rglob("*.safetensors"):
-            weights.chmod(mode)  # they are made for their owner alone
+            model.save_pretrained(str(temporary / "complete"), create_model_card=False)
+        mode = stat.S_IMODE((temporary / "complete" / "modules.json").stat().st_mode)
+        for weights in (temporary / "complete").rglob("*.safetensors"):
+            weights.chmod(mode)  # safetensors creates them for their owner alone
         shutil.rmtree(folder, ignore_errors=True)
-        (temporary / "whole").rename(folder)
+        (temporary / "complete").rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def point_to(folder: Path, inner: Path) -> list[dict[str, Any]]:
-    """What the modules.json of a folder holds that has a whole sentence-transformers folder inside."""
+def nested_modules(folder: Path, inner: Path) -> list[dict[str, Any]]:
+    """Contents of modules.json that make a folder with a sentence-transformers folder inside loadable itself."""
     modules: list[dict[str, Any]] = json.loads((inner / "modules.json").read_text(encoding="utf-8"))
-    place = inner.relative_to(folder)
-    return [{**module, "path": (place / module["path"]).as_posix()} for module in modules]
+    below = inner.relative_to(folder)
+    return [{**module, "path": (below / module["path"]).as_posix()} for module in modules]

@@ -1,8 +1,8 @@
-"""Encoders and heads: what turns a view into an embedding.
+"""Image encoders and projection heads.
 
-An encoder maps images (N, C, H, W) to features (N, ``num_features``); it is what a run keeps. A head maps features to
-the embeddings that the objective sees; it is thrown away (after Chen et al., "A Simple Framework for Contrastive
-Learning of Visual Representations", 2020, who found the features better than the embeddings).
+An encoder maps images (N, C, H, W) to features (N, ``num_features``); a run exports it. A head maps features to the
+embeddings that the objective sees; it is discarded after training, since features are better than embeddings for other
+tasks (Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", 2020).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fmicl.models.norms import evaluating
+from fmicl.models.norms import evaluation_mode
 from fmicl.utils.options import check_fields, option, require_positive_fields
 
 SMALL_IMAGE = 64
-"""Up to this side, in pixels, a ResNet takes the CIFAR stem by itself."""
+"""Largest side, in pixels, of images for which a ResNet gets the CIFAR stem by default."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class ImageHeadOptions:
 class SmallConv(nn.Module):
     """A small convolutional network for images of about 8 x 8 pixels.
 
-    Three 3x3 convolutions at full, full and half resolution, then the mean and the maximum over places side by side.
+    Three 3x3 convolutions at full, full and half resolution, then global average and maximum pooling, concatenated.
 
     Args:
         channels: channels of the images.
@@ -103,7 +103,7 @@ def _convolution(inputs: int, outputs: int) -> tuple[nn.Module, nn.Module, nn.Mo
 
 
 def list_encoders(pattern: str = "") -> list[str]:
-    """Names that :func:`build_encoder` takes; the pattern may hold wildcards.
+    """Names that :func:`build_encoder` takes; the pattern may have wildcards.
 
     Example:
         >>> "resnet18" in list_encoders("resnet1*")
@@ -132,7 +132,7 @@ def build_encoder(
         name: a name of :func:`list_encoders`.
         size: side of the images in pixels.
         channels: channels of the images.
-        stem: of a ResNet. ``"small"`` is a 3x3 convolution with stride 1 and no max-pool (CIFAR); ``"auto"`` takes it
+        stem: of a ResNet. ``"small"`` is a 3x3 convolution with stride 1 and no max-pooling (CIFAR); ``"auto"`` is that
             for images of up to 64 pixels.
         depth: number of blocks of a vision transformer.
         stable_vit: freeze a vision transformer's patch projection and fix its positions to sines and cosines, which
@@ -143,8 +143,8 @@ def build_encoder(
         A module with ``num_features``, which maps (N, channels, size, size) to (N, num_features).
 
     Raises:
-        ValueError: unknown name (the message says the near ones), or a setting, a size or a number of channels that
-            the model can't take.
+        ValueError: unknown name (the message has the near ones), or an option, a size or a number of channels that the
+            model can't take.
 
     Example:
         >>> encoder = build_encoder("resnet18", size=32)
@@ -153,8 +153,8 @@ def build_encoder(
     """
     if name == "small_conv":
         if depth is not None:
-            raise ValueError("depth is an option of vision transformers; small_conv has none")
-        return _measured(SmallConv(channels), name, size, channels)
+            raise ValueError("depth is an option of vision transformers; small_conv does not take it")
+        return _set_num_features(SmallConv(channels), name, size, channels)
 
     import timm
     from timm.models.resnet import ResNet
@@ -166,7 +166,7 @@ def build_encoder(
         raise ValueError(f"there is no encoder {name!r}; {hint}")
     arguments: dict[str, Any] = {} if depth is None else {"depth": depth}
     try:
-        # Transformers want to know the size of the images; convolutional networks refuse the argument.
+        # Transformers need the size of the images; convolutional networks reject the argument.
         try:
             model = timm.create_model(name, num_classes=0, in_chans=channels, img_size=size, **arguments)
         except TypeError:
@@ -183,15 +183,15 @@ def build_encoder(
         raise ValueError(f"stem='small' is for ResNets; {name} is a {type(model).__name__}")
     if stable_vit and isinstance(model, VisionTransformer):
         _stabilise(model)
-    return _measured(model, name, size, channels)
+    return _set_num_features(model, name, size, channels)
 
 
-def settings_of(encoder: nn.Module) -> frozenset[str]:
-    """Which of a recipe's settings that only some encoders have concern this one: ``stem`` or ``stable_vit``.
+def encoder_specific_options(encoder: nn.Module) -> frozenset[str]:
+    """Which of the options that only some encoders have apply to this one: ``stem`` or ``stable_vit``.
 
     Example:
-        >>> sorted(settings_of(build_encoder("resnet18", size=32))), sorted(settings_of(SmallConv()))
-        (['stem'], [])
+        >>> encoder_specific_options(build_encoder("resnet18", size=32))
+        frozenset({'stem'})
     """
     from timm.models.resnet import ResNet
     from timm.models.vision_transformer import VisionTransformer
@@ -200,43 +200,40 @@ def settings_of(encoder: nn.Module) -> frozenset[str]:
     return frozenset(name for name, kind in kinds.items() if isinstance(encoder, kind))
 
 
-def _measured(model: nn.Module, name: str, size: int, channels: int) -> nn.Module:
-    """Look at two images through the model, so that ``num_features`` is what comes out.
-
-    timm's own number is that of the last feature map, after which some models have further layers.
-    """
-    model.num_features = check_size(model, name, size, channels)  # type: ignore[assignment]
+def _set_num_features(model: nn.Module, name: str, size: int, channels: int) -> nn.Module:
+    """Set ``num_features`` to the width of the output; timm's number is before the last layers of some models."""
+    model.num_features = check_input_size(model, name, size, channels)  # type: ignore[assignment]
     return model
 
 
-def check_size(model: nn.Module, name: str, size: int, channels: int) -> int:
-    """The number of features that an encoder gives for images of a size; it is as before afterwards.
+def check_input_size(model: nn.Module, name: str, size: int, channels: int) -> int:
+    """Number of features that an encoder gives for images of a size, found by a trial; it leaves no trace.
 
     Raises:
-        ValueError: it can't take them.
+        ValueError: the encoder can't take such images.
 
     Example:
-        >>> check_size(SmallConv(), "small_conv", 8, channels=1)
+        >>> check_input_size(SmallConv(), "small_conv", 8, channels=1)
         256
     """
     try:
-        # whoever seeded the weights counts on the generator
-        with evaluating(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        # the global random state is unchanged, since the weights of later modules depend on it
+        with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
             features = model(torch.zeros(2, channels, size, size))
-    except Exception as error:  # models raise whatever they like
+    except Exception as error:  # models raise any type
         kind = f"{size} x {size} pixels with {channels} channel{'s' if channels > 1 else ''}"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"the encoder {name} does not take images of {kind}: {reason}") from error
     if not isinstance(features, Tensor) or features.ndim != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ValueError(f"the encoder {name} does not give one vector for each image, but {shape} for two of them")
+        raise ValueError(f"the encoder {name} does not give one vector per image, but {shape} for two images")
     if not features.numel():
         raise ValueError(f"the encoder {name} gives no features for images of {size} pixels")
     return features.shape[1]
 
 
 def _small_stem(model: nn.Module, channels: int) -> None:
-    """Replace a ResNet's stem: 3x3, stride 1, no max-pool, so that 32 pixels leave a 4 x 4 map and not one point."""
+    """Replace a ResNet's stem: 3x3, stride 1, no max-pooling, so that 32 pixels give a 4 x 4 feature map, not 1 x 1."""
     width = cast(nn.BatchNorm2d, model.bn1).num_features
     conv = nn.Conv2d(channels, width, kernel_size=3, stride=1, padding=1, bias=False)
     nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
@@ -245,7 +242,7 @@ def _small_stem(model: nn.Module, channels: int) -> None:
 
 
 def _stabilise(model: nn.Module) -> None:
-    """MoCo v3's two tricks, in place."""
+    """Freeze the patch projection and fix sine-cosine positions, as MoCo v3 does, in place."""
     patches = cast(nn.Module, model.patch_embed)
     projection = patches.proj
     if isinstance(projection, nn.Conv2d):
@@ -265,7 +262,7 @@ def _stabilise(model: nn.Module) -> None:
 
 
 def sincos_positions(height: int, width: int, dim: int, temperature: float = 10_000.0) -> Tensor:
-    """Fixed two-dimensional positions: sines and cosines of the row and of the column at dim / 4 frequencies.
+    """Fixed two-dimensional position embeddings: sines and cosines of row and column at dim / 4 frequencies.
 
     With w_i = temperature^(-i / (dim / 4)), row h and column v, a row of the result is
     [sin(v w), cos(v w), sin(h w), cos(h w)].
@@ -273,21 +270,21 @@ def sincos_positions(height: int, width: int, dim: int, temperature: float = 10_
     Args:
         height: rows of patches.
         width: columns of patches.
-        dim: entries of each position; a multiple of 4.
+        dim: width of an embedding; a multiple of 4.
         temperature: the longest wavelength over 2 pi.
 
     Returns:
         (height * width, dim), row by row.
 
     Raises:
-        ValueError: dim is no multiple of 4.
+        ValueError: dim is not a multiple of 4.
 
     Example:
         >>> sincos_positions(2, 3, 8).shape
         torch.Size([6, 8])
     """
     if dim % 4:
-        raise ValueError(f"two-dimensional sine-cosine positions need a width that 4 divides, but it is {dim}")
+        raise ValueError(f"two-dimensional sine-cosine positions need a width that is a multiple of 4, but it is {dim}")
     frequency = temperature ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     row, column = rows.reshape(-1, 1) * frequency, columns.reshape(-1, 1) * frequency
@@ -295,7 +292,7 @@ def sincos_positions(height: int, width: int, dim: int, temperature: float = 10_
 
 
 def mlp(sizes: tuple[int, ...], *, last_norm: bool = False) -> nn.Sequential:
-    """Linear layers, each with batch normalisation and ReLU but for the last.
+    """Linear layers with batch normalisation and ReLU between them.
 
     Args:
         sizes: inputs, hidden widths, outputs.
@@ -308,7 +305,7 @@ def mlp(sizes: tuple[int, ...], *, last_norm: bool = False) -> nn.Sequential:
     layers: list[nn.Module] = []
     for i, (inputs, outputs) in enumerate(pairwise(sizes)):
         last = i == len(sizes) - 2
-        # A bias before batch normalisation would be taken out again by it.
+        # Batch normalisation would cancel a bias before it.
         layers.append(nn.Linear(inputs, outputs, bias=last and not last_norm))
         if not last:
             layers += [nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
@@ -328,7 +325,7 @@ def projection_head(features: int, hidden: int, dim: int, *, last_norm: bool = F
 
 
 def predictor(dim: int, hidden: int) -> nn.Sequential:
-    """MoCo v3's predictor: dim -> hidden -> dim, on the side of the gradient only.
+    """MoCo v3's predictor: dim -> hidden -> dim, on the online branch only.
 
     Example:
         >>> predictor(64, 256)(torch.zeros(2, 64)).shape

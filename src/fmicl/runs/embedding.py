@@ -1,4 +1,4 @@
-"""A folder of images or a file of sentences in, a table of vectors out."""
+"""Embeddings of image folders and text files, as Parquet, NumPy or CSV tables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from fmicl.data import LineReader, Skipped, find_images, plain_batches, printable
+from fmicl.data import LineReader, Skipped, evaluation_batches, find_images, printable
 from fmicl.evaluation.features import evaluation_batch_size, extract_features
 from fmicl.runs.export import EncoderConfig, load_encoder
 from fmicl.runs.folder import exclude_runs, open_run
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_new, write_whole
+from fmicl.utils.files import check_new_file, write_atomically
 from fmicl.utils.validation import TokenPooling
 
 FORMATS = (".parquet", ".npz", ".csv")
 LARGEST_NAMES = 2**30
-"""Bytes of the paths or sentences in a .npz."""
+"""Maximum number of bytes of the paths or sentences in a .npz."""
 
 
 def embed_folder(
@@ -32,34 +32,34 @@ def embed_folder(
     batch_size: int | None = None,
     workers: int = 4,
 ) -> tuple[int, tuple[str, ...]]:
-    r"""Write the features of all images under a folder, as the run's encoder sees them.
+    r"""Write the features of all images in a folder, computed by the encoder of a run.
 
     ============  ==============================================================================
-    ``.parquet``  columns ``path`` and ``embedding`` (a list of float32 of fixed length)
-    ``.npz``      arrays ``paths`` (N,) and ``embeddings`` (N, d), readable without pickle
-    ``.csv``      a header, then a row for each image: its path and d numbers
+    ``.parquet``  columns ``path`` and ``embedding`` (fixed-size lists of float32)
+    ``.npz``      arrays ``paths`` (N,) and ``embeddings`` (N, d), without pickle
+    ``.csv``      a header, then one row per image: its path and d numbers
     ============  ==============================================================================
 
-    Paths are relative to the folder; bytes in a name that are no UTF-8 are written as ``\xff``. Images that can't be
-    decoded are left out and returned by name, and so are folders that can't be entered or hold runs. For an encoder
-    that was trained on grey images, colours become grey. The output is written whole or not at all.
+    Paths are relative to the folder; bytes that are not UTF-8 are written as ``\xff``. Images that can't be decoded,
+    and subfolders that can't be entered or contain runs, are skipped and returned. An encoder for grey images gets
+    colour images converted to grey. The output is written atomically.
 
     Args:
         run: a run folder.
         folder: images, with or without subfolders.
-        output: the file to write; its ending says the format, in lower or upper case.
-        device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
-        batch_size: images at a time; None: 512, and fewer large ones.
-        workers: processes that decode images.
+        output: the file to write; its extension (in any case) selects the format.
+        device: auto (a GPU if there is one), cpu, cuda or mps.
+        batch_size: images per batch; None chooses by image size and device.
+        workers: number of processes that decode images.
 
     Returns:
-        The number of images, and a line for each image or folder that was left out.
+        The number of images, and a line for each skipped image or folder.
 
     Raises:
         FileExistsError: the output exists.
-        FileNotFoundError: no such run or folder.
-        ValueError: the ending is none of the three, the batch is empty, no image can be decoded, or a .npz would have
-            more than a GiB of names.
+        FileNotFoundError: there is no such run or folder.
+        ValueError: an option is out of range, the extension is unknown, no image can be decoded, or the paths are too
+            long for a .npz.
     """
     if workers < 0:
         raise ValueError(f"--workers must not be negative, but it is {workers}")
@@ -73,7 +73,7 @@ def embed_folder(
         samples, skipped = find_images(folder, exclude=exclude_runs)
     _check_padding(output, [str(path.relative_to(folder)) for path in samples.paths])
     broken: list[Skipped] = []
-    batches = plain_batches(
+    batches = evaluation_batches(
         samples,
         size=config.size,
         mean=config.mean,
@@ -89,8 +89,8 @@ def embed_folder(
         if len(broken) < len(samples):
             raise
         raise ValueError(f"none of the images in {folder} can be decoded, for example {broken[0]}") from error
-    gone = {line.path for line in broken}
-    paths = [printable(path.relative_to(folder).as_posix()) for path in samples.paths if path not in gone]
+    undecodable = {line.path for line in broken}
+    paths = [printable(path.relative_to(folder).as_posix()) for path in samples.paths if path not in undecodable]
     write_table(output, paths, vectors)
     return len(paths), tuple(str(line) for line in (*skipped, *broken))
 
@@ -104,33 +104,27 @@ def embed_text(
     device: str = "auto",
     batch_size: int | None = None,
 ) -> int:
-    """Write the vectors of all lines of a text file, as a sentence encoder sees them: row i is line i.
+    """Write the embeddings of all lines of a text file, computed by a sentence encoder: row i is line i.
 
-    ============  ==============================================================================
-    ``.parquet``  columns ``sentence`` and ``embedding`` (a list of float32 of fixed length)
-    ``.npz``      arrays ``sentences`` (N,) and ``embeddings`` (N, d), readable without pickle
-    ``.csv``      a header, then a row for each line: the sentence and d numbers
-    ============  ==============================================================================
-
-    A blank line has a row like every other, that of a sentence without words. The vectors are those that
-    ``SentenceTransformer(run).encode`` gives. The output is written whole or not at all.
+    The formats are those of :func:`embed_folder`, with ``sentence`` for ``path``. Blank lines have rows, too. The
+    embeddings are those of ``SentenceTransformer(run).encode``.
 
     Args:
-        run: a run folder of sentences, any sentence-transformers folder, or a plain transformers one.
-        file: UTF-8, a sentence a line.
-        output: the file to write; its ending says the format, in lower or upper case.
-        pooling: of a plain transformers folder, and of no other: how its tokens make one vector.
-        device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
-        batch_size: sentences at a time; None: 256.
+        run: the folder of a text run, a sentence-transformers model or a transformers model.
+        file: UTF-8 text, one sentence per line.
+        output: the file to write; its extension (in any case) selects the format.
+        pooling: how the tokens of a transformers model are pooled; None for other folders, which specify it.
+        device: auto (a GPU if there is one), cpu, cuda or mps.
+        batch_size: sentences per batch; None means 256.
 
     Returns:
         The number of sentences.
 
     Raises:
         FileExistsError: the output exists.
-        FileNotFoundError: no such run or file.
-        ValueError: the ending is none of the three, a line is not UTF-8, the file is empty, the run is none of
-            sentences, a pooling is missing or too many, or a .npz would have more than a GiB of sentences.
+        FileNotFoundError: there is no such run or file.
+        ValueError: an option is out of range, the extension is unknown, the file is empty or not UTF-8, the folder has
+            no sentence encoder, pooling is missing or superfluous, or the sentences are too long for a .npz.
     """
     from fmicl.runs.sentence_encoder import check_sentence_encoder, load_sentence_transformer
 
@@ -156,22 +150,22 @@ def _check_batch(size: int | None) -> None:
 
 def _check_output(output: Path) -> None:
     if output.suffix.lower() not in FORMATS:
-        raise ValueError(f"{output} ends in {output.suffix or 'nothing'}; the output is one of {', '.join(FORMATS)}")
-    check_new(output, "take another -o")
+        raise ValueError(f"{output} must end in one of {', '.join(FORMATS)}")
+    check_new_file(output, "take another -o")
 
 
 def _check_padding(output: Path, names: list[str]) -> None:
-    """Refuse a .npz whose names, each as long as the longest and four bytes a character, would be too large."""
+    """Refuse a .npz whose names are too large: NumPy pads each to the longest, at 4 bytes per character."""
     size = 4 * len(names) * max(map(len, names), default=0)
     if output.suffix.lower() == ".npz" and size > LARGEST_NAMES:
         raise ValueError(
             f"a .npz pads each of {len(names):,} names to the longest, of {max(map(len, names)):,} characters: "
-            f"{size / 2**30:.1f} GiB without the vectors; write .parquet or .csv, which don't"
+            f"{size / 2**30:.1f} GiB without the embeddings; write .parquet or .csv instead"
         )
 
 
 def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str = "path") -> None:
-    """Write what was embedded, and vectors (N, d), in the format that the ending says.
+    """Write names and vectors (N, d) in the format of the file's extension.
 
     Raises:
         FileExistsError: the output exists.
@@ -187,7 +181,7 @@ def write_table(output: Path, names: list[str], vectors: Tensor, *, column: str 
     writers: dict[str, Callable[[Path, str, list[str], np.ndarray], None]]
     writers = {".parquet": _parquet, ".npz": _npz, ".csv": _csv}
     write = writers[output.suffix.lower()]
-    write_whole(output, lambda path: write(path, column, names, vectors.float().numpy()), overwrite=False)
+    write_atomically(output, lambda path: write(path, column, names, vectors.float().numpy()), overwrite=False)
 
 
 def _parquet(path: Path, column: str, names: list[str], vectors: np.ndarray) -> None:
@@ -200,7 +194,7 @@ def _parquet(path: Path, column: str, names: list[str], vectors: np.ndarray) -> 
 
 def _npz(path: Path, column: str, names: list[str], vectors: np.ndarray) -> None:
     arrays = {f"{column}s": np.array(names, dtype=np.str_), "embeddings": vectors}
-    with path.open("wb") as file:  # given a name, it would add an ending
+    with path.open("wb") as file:  # np.savez adds an extension to names, not to files
         np.savez(file, **arrays)  # type: ignore[arg-type]
 
 

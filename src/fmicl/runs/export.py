@@ -1,4 +1,4 @@
-"""The encoder that a run leaves: written once, read back without pickle."""
+"""Export of trained encoders as safetensors, and loading them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fmicl.config import Settings
 from fmicl.models.vision import build_encoder, projection_head
 from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, read_task
-from fmicl.utils.files import read_json, write_json, write_whole
+from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
 
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What encoder.json holds: how to build the encoder, and what its images must look like."""
+    """Contents of encoder.json: how to build the encoder, and the size and normalisation of its images."""
 
     encoder: str
     size: int
@@ -40,14 +40,14 @@ class EncoderConfig:
 
     @classmethod
     def read(cls, run: Run) -> EncoderConfig:
-        """From a run folder.
+        """Read it from a run folder.
 
         Raises:
             FileNotFoundError: the run has no encoder yet.
         """
         if not run.encoder_config.exists():
             raise FileNotFoundError(
-                f"{run.path} has no encoder.json yet: its training has not ended; go on with `fmicl train ... --resume`"
+                f"{run.path} has no {run.encoder_config.name}: its training has not ended; continue it with --resume"
             )
         values = read_json(run.encoder_config)
         return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
@@ -59,23 +59,19 @@ class EncoderConfig:
 
 def export(run: Run, encoder: nn.Module, projection: nn.Module, config: EncoderConfig) -> None:
     """Write encoder and projection head as safetensors, with encoder.json beside them."""
-    write_whole(run.encoder, lambda path: save_file(plain_weights(encoder), path))
-    write_whole(run.projection, lambda path: save_file(plain_weights(projection), path))
+    write_atomically(run.encoder, lambda path: save_file(contiguous_state_dict(encoder), path))
+    write_atomically(run.projection, lambda path: save_file(contiguous_state_dict(projection), path))
     write_json(run.encoder_config, asdict(config))
 
 
-def plain_weights(module: nn.Module) -> dict[str, Tensor]:
-    """Weights and buffers as safetensors takes them.
-
-    Each is dense in the order of its dimensions, which channels_last ones are not, and in memory of its own on the CPU,
-    which a weight that two layers share is not: it is there twice.
-    """
-    plain = torch.contiguous_format
-    return {name: tensor.detach().cpu().clone(memory_format=plain) for name, tensor in module.state_dict().items()}
+def contiguous_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict as safetensors requires it: on the CPU, contiguous (not channels_last), without shared memory."""
+    contiguous = torch.contiguous_format
+    return {name: tensor.detach().cpu().clone(memory_format=contiguous) for name, tensor in module.state_dict().items()}
 
 
 def load_encoder(run: Path | str) -> nn.Module:
-    """The trained encoder of a run, in eval mode on the CPU; no pickle is read.
+    """Load the trained encoder of an image run, in eval mode on the CPU, without pickle.
 
     Args:
         run: a run folder.
@@ -85,28 +81,28 @@ def load_encoder(run: Path | str) -> nn.Module:
         features (N, num_features).
 
     Raises:
-        FileNotFoundError: no such run, or it has not ended.
-        ValueError: the weights don't fit the config, or the run is one on sentences.
+        FileNotFoundError: there is no such run, or its training has not ended.
+        ValueError: the weights don't match the config, or it is a text run.
     """
     folder = open_run(run)
     if read_task(folder) == "text":
         raise ValueError(f"{folder.path} is a run on text: sentence_transformers.SentenceTransformer(RUN) loads it")
     config = EncoderConfig.read(folder)
     if not folder.encoder.exists():
-        raise FileNotFoundError(f"{folder.encoder} is missing beside encoder.json: copy the whole run folder")
+        raise FileNotFoundError(f"{folder.encoder} is missing: copy the whole run folder")
     encoder = config.build()
     try:
         encoder.load_state_dict(load_file(folder.encoder))
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{folder.encoder} does not hold the weights of {config.encoder}: {error}") from error
+        raise ValueError(f"{folder.encoder} doesn't have the weights of {config.encoder}: {error}") from error
     return encoder.eval()
 
 
 def load_projection(run: Run) -> nn.Module:
-    """The projection head of a run, in eval mode on the CPU.
+    """Load the projection head of an image run, in eval mode on the CPU.
 
     Raises:
-        FileNotFoundError: the run has none (yet).
+        FileNotFoundError: the training has not ended.
     """
     settings = read_settings(run, "images")
     if not run.projection.exists():

@@ -1,7 +1,7 @@
-"""The figures of a run: curves over epochs, sorted distances of pairs, nearest neighbours as pictures.
+"""Figures of a run: metric curves, sorted pair distances, nearest neighbours.
 
-Each function draws one PNG and returns its path. Sizes are for a phone as much as for a screen; the two
-themes have the colours of the report's page. matplotlib's global state is left alone (no pyplot).
+Each function draws one PNG and returns its path. Sizes suit phones and screens, and the two themes have the colours of
+the report. matplotlib's global state is not changed (no pyplot).
 """
 
 from __future__ import annotations
@@ -21,43 +21,44 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
 
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Theme", "distance_figure", "loss_curve", "metric_curve", "neighbour_figure", "read_metrics"]
+__all__ = ["Theme", "distance_figure", "metric_curve", "neighbour_figure", "read_metrics"]
 
 Theme = Literal["light", "dark"]
 
 
 @dataclass(frozen=True)
 class _Colours:
+    page: str
     surface: str
     ink: str
     muted: str
     line: str
-    first: str
-    """Blue and orange: told apart with any colour vision, and at 3:1 or more on their surface."""
+    first: str  # first and second differ for any colour vision, with a contrast of at least 3:1
     second: str
 
 
 COLOURS: dict[Theme, _Colours] = {
-    "light": _Colours("#ffffff", "#1b1f24", "#5b6470", "#e3e6ea", "#1f6feb", "#c2540a"),
-    "dark": _Colours("#1a1e24", "#e8ebef", "#9aa4b1", "#2f353d", "#6aa6ff", "#f0954f"),
+    "light": _Colours("#f4f5f7", "#ffffff", "#1b1f24", "#5b6470", "#e3e6ea", "#1f6feb", "#c2540a"),
+    "dark": _Colours("#111418", "#1a1e24", "#e8ebef", "#9aa4b1", "#2f353d", "#6aa6ff", "#f0954f"),
 }
+"""Colours of the report and of its figures."""
 _WIDTH, _HEIGHT, _DPI = 4.2, 2.7, 220
-_POINTS = 1500  # of a curve: more than there are pixels across
+_POINTS = 1500  # per curve: more than the width in pixels
 
 
 def read_metrics(path: Path | str) -> dict[str, list[float | None]]:
-    r"""Columns of a metrics.csv, with None where a cell is blank; text columns are left out.
+    r"""Read the numeric columns of a metrics.csv, with None for blank cells.
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, has no rows, or no columns that hold numbers.
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, has no rows, or no numeric columns.
 
     Example:
         >>> import tempfile
@@ -77,23 +78,13 @@ def read_metrics(path: Path | str) -> dict[str, list[float | None]]:
     columns: dict[str, list[float | None]] = {}
     for name in rows[0]:
         try:
-            # A row that was cut off lacks its last cells: None, as a blank one.
+            # A truncated row lacks its last cells: None, like blank ones.
             columns[name] = [float(cell) if (cell := row[name]) not in (None, "") else None for row in rows]
         except (TypeError, ValueError):
             continue
     if not columns:
-        raise ValueError(f"{path} has no columns of numbers")
+        raise ValueError(f"{path} has no numeric columns")
     return columns
-
-
-def loss_curve(metrics_csv: Path | str, out: Path | str, *, theme: Theme = "light") -> Path:
-    """Draw the training loss over epochs.
-
-    Raises:
-        FileNotFoundError: if there is no such metrics file.
-        ValueError: if it holds no finite loss.
-    """
-    return metric_curve(metrics_csv, "loss", out, label="Training loss", theme=theme)
 
 
 def metric_curve(
@@ -105,27 +96,27 @@ def metric_curve(
     theme: Theme = "light",
     over: Literal["epoch", "step"] = "epoch",
 ) -> Path:
-    """Draw one column of a metrics.csv over epochs, where it was measured.
+    """Draw one column of a metrics.csv over epochs or steps.
 
     Args:
-        metrics_csv: the file, with a column `epoch`.
-        column: which column.
+        metrics_csv: the file.
+        column: name of the column; rows without a finite value are skipped.
         out: the PNG to write.
-        label: what to call it; the column's name if None.
+        label: label of the axis; None means the column's name.
         theme: light or dark.
-        over: which column to draw it over.
+        over: name of the x column.
 
     Returns:
         `out`, as a path.
 
     Raises:
-        FileNotFoundError: if there is no such metrics file.
-        ValueError: if it has no such column, or no finite value in it.
+        FileNotFoundError: there is no such metrics file.
+        ValueError: it has no such numeric column, or no finite value in it.
     """
     metrics = read_metrics(metrics_csv)
     for name in (over, column):
         if name not in metrics:
-            raise ValueError(f"{metrics_csv} has no column {name!r} of numbers; it has {', '.join(metrics)}")
+            raise ValueError(f"{metrics_csv} has no numeric column {name!r}, only {', '.join(metrics)}")
     points = [
         (place, value)
         for place, value in zip(metrics[over], metrics[column], strict=True)
@@ -136,7 +127,7 @@ def metric_curve(
     x, y = zip(*points, strict=True)
     colours = COLOURS[theme]
     figure, axes = _axes(colours, label or column, over.capitalize())
-    # Dots where they can be told apart: they show how often it was measured.
+    # Markers show how often it was measured, unless there are too many to distinguish.
     axes.plot(x, y, color=colours.first, linewidth=1.8, marker="o" if len(x) <= 30 else None, markersize=3.5)
     axes.xaxis.set_major_locator(_ticks(x))
     axes.annotate(
@@ -150,18 +141,16 @@ def metric_curve(
 def distance_figure(
     positive: Tensor | NDArray[Any], negative: Tensor | NDArray[Any], out: Path | str, *, theme: Theme = "light"
 ) -> Path:
-    """Draw sorted distances of positive and of negative pairs, each over its share of pairs.
-
-    The two curves lie far apart where the encoder tells views of one sample from views of others.
+    """Draw sorted distances of positive and negative pairs, each over the percentage of pairs.
 
     Args:
-        positive: (N,) distances of positive pairs, in any order.
-        negative: (M,) distances of negative pairs.
+        positive: distances (N,) of positive pairs, in any order.
+        negative: distances (M,) of negative pairs.
         out: the PNG to write.
         theme: light or dark.
 
     Raises:
-        ValueError: if either has no values, or values that are not finite.
+        ValueError: either is empty or has non-finite values.
     """
     colours = COLOURS[theme]
     figure, axes = _axes(colours, "Distance", "Share of pairs, from nearest to farthest")
@@ -171,10 +160,9 @@ def distance_figure(
     ):
         values = values.ravel()
         if not values.size or not np.isfinite(values).all():
-            raise ValueError(f"distances of {name} should be finite numbers, at least one; got {values.size} values")
-        share = np.linspace(0.0, 1.0, min(_POINTS, max(2, values.size)))
-        height = np.quantile(values, share)
-        axes.plot(100 * share, height, color=colour, linewidth=2.0, label=name)
+            raise ValueError(f"distances of {name} must be finite and not empty, got {values.size} values")
+        fraction = np.linspace(0.0, 1.0, min(_POINTS, max(2, values.size)))
+        axes.plot(100 * fraction, np.quantile(values, fraction), color=colour, linewidth=2.0, label=name)
     axes.set_xlim(0, 100)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
@@ -191,22 +179,22 @@ def neighbour_figure(
     *,
     theme: Theme = "light",
 ) -> Path:
-    """Draw samples with their nearest neighbours: a row for each, the sample itself on the left.
+    """Draw samples with their nearest neighbours: one row per sample, the sample itself on the left.
 
     Args:
-        images: (R, 1 + K, C, H, W) uint8, with C 1 or 3; the sample comes first, then its neighbours.
-        similarities: (R, K) cosine similarities, written below; (R, 1 + K) ones may include the sample's own
-            (left out). None writes none.
+        images: (R, 1 + K, C, H, W) uint8 with C 1 or 3: each sample, then its neighbours.
+        similarities: cosine similarities (R, K) to print below the neighbours, or (R, 1 + K) with the sample's own
+            first; None prints none.
         out: the PNG to write.
         theme: light or dark.
 
     Raises:
-        ValueError: if the shapes are others.
+        ValueError: the shapes or types differ from these.
     """
     pictures = _array(images)
     if pictures.ndim != 5 or pictures.dtype != np.uint8 or pictures.shape[2] not in (1, 3) or not pictures.size:
         raise ValueError(
-            f"images should be (R, 1 + K, C, H, W) uint8 with C 1 or 3; got {pictures.shape} {pictures.dtype}"
+            f"images must be (R, 1 + K, C, H, W) uint8 with C 1 or 3, got {pictures.shape} {pictures.dtype}"
         )
     rows, columns = pictures.shape[:2]
     scores = None
@@ -215,12 +203,12 @@ def neighbour_figure(
         if scores.shape == (rows, columns):
             scores = scores[:, 1:]
         if scores.shape != (rows, columns - 1):
-            raise ValueError(f"similarities should be {(rows, columns - 1)} for these images; got {scores.shape}")
+            raise ValueError(f"similarities must be {(rows, columns - 1)} for these images, got {scores.shape}")
     colours = COLOURS[theme]
-    # All on one pair of axes, in inches: a pair for each picture takes ten times as long to draw.
-    cell, gap, apart, margin, head = 0.72, 0.06, 0.2, 0.06, 0.27
+    # One pair of axes, in inches: a pair per image takes ten times as long.
+    cell, gap, first_gap, margin, head = 0.72, 0.06, 0.2, 0.06, 0.27
     below = 0.2 if scores is not None else 0.08
-    width = 2 * margin + columns * cell + (columns - 2) * gap + apart if columns > 1 else 2 * margin + cell
+    width = 2 * margin + columns * cell + (columns - 2) * gap + first_gap if columns > 1 else 2 * margin + cell
     height = head + rows * (cell + below)
     figure = _figure(colours, width, height)
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0), frameon=False, aspect="auto")
@@ -228,7 +216,7 @@ def neighbour_figure(
     for row in range(rows):
         bottom = height - head - cell - row * (cell + below)
         for column in range(columns):
-            left = margin if column == 0 else margin + cell + apart + (column - 1) * (cell + gap)
+            left = margin if column == 0 else margin + cell + first_gap + (column - 1) * (cell + gap)
             picture = pictures[row, column].transpose(1, 2, 0)
             place = (left, left + cell, bottom, bottom + cell)
             axes.imshow(
@@ -247,12 +235,12 @@ def neighbour_figure(
     return _save(figure, out)
 
 
-def _ticks(places: Sequence[float]) -> Locator:
-    """Whole numbers; where it was measured each so many epochs or steps, multiples of that, at most seven."""
-    gap = min((after - before for before, after in pairwise(places)), default=1.0)
+def _ticks(positions: Sequence[float]) -> Locator:
+    """At most seven ticks at whole numbers, multiples of the interval between measurements."""
+    gap = min((after - before for before, after in pairwise(positions)), default=1.0)
     if gap <= 1:
         return MaxNLocator(integer=True, nbins=7)
-    most = (places[-1] - places[0]) / gap / 6  # points from a tick to the next, at least
+    most = (positions[-1] - positions[0]) / gap / 6  # minimum number of points between ticks
     nice = (factor * 10**power for power in range(10) for factor in (1, 2, 5))
     return MultipleLocator(gap * next(n for n in nice if n >= most))
 
@@ -263,7 +251,7 @@ def _figure(colours: _Colours, width: float, height: float) -> Figure:
     return figure
 
 
-def _axes(colours: _Colours, title: str, below: str) -> tuple[Figure, Axes]:
+def _axes(colours: _Colours, y_label: str, x_label: str) -> tuple[Figure, Axes]:
     with mpl.rc_context({"font.family": ["DejaVu Sans"], "axes.axisbelow": True}):
         figure = _figure(colours, _WIDTH, _HEIGHT)
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
@@ -274,16 +262,16 @@ def _axes(colours: _Colours, title: str, below: str) -> tuple[Figure, Axes]:
         spine.set(visible=side == "bottom", color=colours.line)
     axes.tick_params(colors=colours.muted, labelsize=9, length=0, pad=6)
     axes.margins(x=0.02, y=0.1)
-    axes.set_xlabel(below, color=colours.muted, fontsize=9)
-    axes.set_ylabel(title, color=colours.muted, fontsize=9)
+    axes.set_xlabel(x_label, color=colours.muted, fontsize=9)
+    axes.set_ylabel(y_label, color=colours.muted, fontsize=9)
     return figure, axes
 
 
 def _save(figure: Figure, out: Path | str) -> Path:
     out = Path(out)
-    # No date inside, so that the same run draws the same bytes.
+    # Without metadata, so that the same data gives the same bytes.
     options: dict[str, Any] = {"format": "png", "facecolor": figure.get_facecolor(), "metadata": {"Software": None}}
-    write_whole(out, lambda path: figure.savefig(path, **options))
+    write_atomically(out, lambda path: figure.savefig(path, **options))
     return out
 
 

@@ -22,6 +22,16 @@ READ_ONLY_HINT = "copy the run folder to a place that you may write to, and use 
 """What to do about a run folder without write permission."""
 
 
+class _Inside:
+    """A path relative to the run folder."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run, owner: type[Run]) -> Path:
+        return run.path / self.name
+
+
 @dataclass(frozen=True)
 class Run:
     """The paths in a run folder.
@@ -33,75 +43,24 @@ class Run:
 
     path: Path
 
+    settings = _Inside(run_files.SETTINGS)  # recipe, settings, data fingerprint, command, versions: enough to repeat it
+    metrics = _Inside(run_files.METRICS)  # one row per epoch (text: per validation)
+    tensorboard = _Inside("tensorboard")  # folder of event files
+    checkpoint = _Inside(f"{run_files.CHECKPOINT_FOLDER}/last.ckpt")  # training state, to resume from
+    encoder = _Inside("encoder.safetensors")  # weights of the encoder
+    encoder_config = _Inside(run_files.ENCODER_CONFIG)  # how to build the encoder and to normalise its images
+    projection = _Inside("projection.safetensors")  # weights of the projection head
+    sentence_transformer = _Inside("sentence_transformer")  # text: folder of encoder and tokenizer
+    modules = _Inside("modules.json")  # text: makes the run folder a sentence-transformers model
+    results = _Inside("results.json")  # results of the evaluation
+    arrays = _Inside("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
+    figures = _Inside("figures")  # folder of PNGs
+    report = _Inside("report.html")  # the HTML report
+
     @staticmethod
     def is_run(path: Path) -> bool:
         """Whether a folder is a run, finished or not: whether it has settings."""
         return Run(path).settings.is_file()
-
-    @property
-    def settings(self) -> Path:
-        """Recipe, settings, data fingerprint, command, versions: enough to repeat the run."""
-        return self.path / run_files.SETTINGS
-
-    @property
-    def metrics(self) -> Path:
-        """One row per epoch (text: per validation)."""
-        return self.path / run_files.METRICS
-
-    @property
-    def tensorboard(self) -> Path:
-        """Folder of event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def checkpoint(self) -> Path:
-        """State of the training, to resume from."""
-        return self.path / run_files.CHECKPOINT_FOLDER / "last.ckpt"
-
-    @property
-    def encoder(self) -> Path:
-        """Weights of the encoder."""
-        return self.path / "encoder.safetensors"
-
-    @property
-    def encoder_config(self) -> Path:
-        """How to build the encoder, and how to normalise its images."""
-        return self.path / run_files.ENCODER_CONFIG
-
-    @property
-    def projection(self) -> Path:
-        """Weights of the projection head."""
-        return self.path / "projection.safetensors"
-
-    @property
-    def sentence_transformer(self) -> Path:
-        """Text runs: folder of encoder and tokenizer in sentence-transformers' format."""
-        return self.path / "sentence_transformer"
-
-    @property
-    def modules(self) -> Path:
-        """Text runs: makes the run folder itself a sentence-transformers model."""
-        return self.path / "modules.json"
-
-    @property
-    def results(self) -> Path:
-        """Results of the evaluation."""
-        return self.path / "results.json"
-
-    @property
-    def arrays(self) -> Path:
-        """Pair distances and nearest neighbours, for the figures."""
-        return self.path / "arrays.safetensors"
-
-    @property
-    def figures(self) -> Path:
-        """Folder of PNGs."""
-        return self.path / "figures"
-
-    @property
-    def report(self) -> Path:
-        """The HTML report."""
-        return self.path / "report.html"
 
     @property
     def finished(self) -> bool:

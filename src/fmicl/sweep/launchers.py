@@ -1,7 +1,7 @@
-"""Where the runs of a sweep are trained: on this machine's devices, or as jobs of a cluster through submitit.
+"""Launchers of a sweep's runs: processes on the devices of this machine, or SLURM jobs through submitit.
 
-Every run is a process of its own (``python -m fmicl train ... --resume``), so that one which crashes, or which the
-system kills for its memory, takes no other with it.
+Every run is its own process (``python -m fmicl train ... --resume``), so that one that crashes, or that the system
+kills for its memory, doesn't affect the others.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from fmicl import how_to_install
-from fmicl.utils.machine import processors
+from fmicl.utils.environment import STARTED_BY_SWEEP
+from fmicl.utils.machine import available_cpus
 
 __all__ = [
-    "OF_A_SWEEP",
     "Handle",
     "Launcher",
     "LocalLauncher",
@@ -35,67 +35,66 @@ __all__ = [
     "slurm_options",
 ]
 
-OF_A_SWEEP = "FMICL_SWEEP"
-"""Environment variable of a sweep's runs: all are started by ``--resume``, so that where none was is no news."""
+CHECKPOINT_SECONDS = 60.0
+"""Time that a job has for its last checkpoint; submitit warns it 90 seconds before the end."""
+GENERIC_OPTIONS = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes", "tasks_per_node", "timeout_min")
+"""Parameters that submitit has for every cluster; others get the prefix ``slurm_``."""
 
 
 class Handle(Protocol):
     """A run that was started."""
 
-    where: str
-    """On which device, or as which job."""
+    where: str  # the device, or the job
+    job: str | None  # number of the job; None for a process of this machine
     log: Path
-    """Where its output goes."""
-    log_start: int
-    """Where in this file the output of this start begins."""
-    error: str
-    """How it ended, in words of whoever ran it; "" where its output says it."""
+    log_start: int  # where in the log the output of this start begins
+    error: str  # why it ended, if the launcher knows that better than the log
 
     def poll(self) -> int | None:
-        """The exit code once it has ended, negative for a signal; None before."""
+        """The exit code, negative for a signal; None while the run is going on."""
 
-    def stop(self, *, hard: bool = False) -> None:
-        """Ask it to write a checkpoint and end; ``hard`` ends it at once."""
+    def stop(self, *, kill: bool = False) -> None:
+        """Ask the run to write a checkpoint and exit, or kill it."""
 
 
 class Launcher(Protocol):
-    """Starts runs, as many at once as there is room for."""
+    """Starts runs."""
 
-    detached: bool
-    """Whether runs go on without the sweep, which then only watches them."""
+    detached: bool  # whether runs continue without the sweep
+    capacity: int | None  # runs at once; None is any number
 
     def free(self) -> bool:
-        """Whether there is room for one more."""
+        """Whether another run can be started."""
 
     def start(self, command: Sequence[str], log: Path, *, name: str) -> Handle:
         """Start a run."""
 
     def attach(self, job: str) -> Handle | None:
-        """A run that an earlier sweep started and that goes on, by its job's number; None if it has ended."""
+        """A job that an earlier sweep has started; None if it has ended."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one run: a device (or several), and what tells a process to keep to it."""
+    """A device, or several, for one run, and the environment variables that select it."""
 
     where: str
     environment: Mapping[str, str]
 
 
 def local_slots(parallel: int = 1, *, device: str = "auto", devices: int = 1) -> list[Slot]:
-    """Room for ``parallel`` runs on each device of this machine.
+    """Slots for ``parallel`` runs on each device of this machine.
 
     Args:
         parallel: runs at once on each device.
-        device: as in a recipe: auto, cpu, cuda or mps.
-        devices: GPUs that one run takes.
+        device: auto, cpu, cuda or mps.
+        devices: GPUs of one run.
 
     Returns:
-        The slots, in the order in which they are to be filled: all devices once, then again. On the CPU, runs share
-        the processors evenly (``OMP_NUM_THREADS``, unless it is set already).
+        The slots, in the order in which they are filled: each device once, then again. On the CPU, runs share the
+        available_cpus evenly (``OMP_NUM_THREADS``, unless it is set already).
 
     Raises:
-        ValueError: there is no such device, or there are fewer than one run takes.
+        ValueError: there is no such device, or there are too few.
 
     Example:
         >>> [slot.where for slot in local_slots(2, device="cpu")]
@@ -105,51 +104,56 @@ def local_slots(parallel: int = 1, *, device: str = "auto", devices: int = 1) ->
 
     kind = pick_device(device).type
     if kind == "cuda":
-        gpus = _gpus()
+        gpus = _visible_gpus()
         if len(gpus) < devices:
-            raise ValueError(f"a run takes {devices} GPUs (--devices), but this machine shows {len(gpus)}")
+            raise ValueError(f"a run takes {devices} GPUs (--devices), but this machine has {len(gpus)}")
         groups = [gpus[i : i + devices] for i in range(0, len(gpus) - devices + 1, devices)]
         slots = [Slot("cuda:" + "+".join(group), {"CUDA_VISIBLE_DEVICES": ",".join(group)}) for group in groups]
         return slots * parallel
-    shared = {}
+    environment = {}
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        shared = {"OMP_NUM_THREADS": str(max(1, processors() // (parallel * devices)))}
-    return [Slot(kind, shared)] * parallel
+        environment = {"OMP_NUM_THREADS": str(max(1, available_cpus() // (parallel * devices)))}
+    return [Slot(kind, environment)] * parallel
 
 
-def _gpus() -> list[str]:
-    """The GPUs of this process, by number or by whatever CUDA_VISIBLE_DEVICES calls them."""
+def _visible_gpus() -> list[str]:
+    """The GPUs of this process, by number or by their names in CUDA_VISIBLE_DEVICES."""
     import torch
 
-    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
     count = torch.cuda.device_count()
-    return named[:count] if named else [str(i) for i in range(count)]
+    return names[:count] if names else [str(i) for i in range(count)]
 
 
 class LocalLauncher:
-    """Runs as processes on this machine, one in each slot.
+    """Runs as processes on this machine, one per slot.
 
     Args:
-        slots: the room there is, such as :func:`local_slots` finds.
-        keep_open: a file descriptor that each run inherits, such as that of a lock which outlives the sweep.
+        slots: see :func:`local_slots`.
+        inherited: a file descriptor that each run inherits: a lock on the sweep's folder, which a run thereby holds
+            even if the sweep is killed.
     """
 
     detached = False
 
-    def __init__(self, slots: Sequence[Slot], *, keep_open: int | None = None) -> None:
-        self.slots, self.keep_open = list(slots), keep_open
-        self._taken: list[_Process | None] = [None] * len(self.slots)
+    def __init__(self, slots: Sequence[Slot], *, inherited: int | None = None) -> None:
+        self.capacity: int | None = len(slots)
+        self._slots, self._inherited = list(slots), inherited
+        self._processes: list[_Process | None] = [None] * len(slots)
 
     def free(self) -> bool:
         """Whether a slot is free."""
-        return any(process is None or process.ended for process in self._taken)
+        return bool(self._free_slots())
+
+    def _free_slots(self) -> list[int]:
+        return [i for i, process in enumerate(self._processes) if process is None or process.poll() is not None]
 
     def start(self, command: Sequence[str], log: Path, *, name: str) -> Handle:
         """Start a process in the first free slot."""
-        del name  # that is for schedulers that list their jobs
-        index = next(i for i, process in enumerate(self._taken) if process is None or process.ended)
-        process = _Process(command, log, self.slots[index], self.keep_open)
-        self._taken[index] = process
+        del name  # for schedulers that list their jobs
+        index = self._free_slots()[0]
+        process = _Process(command, log, self._slots[index], self._inherited)
+        self._processes[index] = process
         return process
 
     def attach(self, job: str) -> Handle | None:
@@ -159,90 +163,79 @@ class LocalLauncher:
 
 
 class _Process:
+    job: str | None = None
     error = ""
 
-    def __init__(self, command: Sequence[str], log: Path, slot: Slot, keep_open: int | None) -> None:
+    def __init__(self, command: Sequence[str], log: Path, slot: Slot, inherited: int | None) -> None:
         self.where, self.log = slot.where, log
-        file: IO[bytes]
         with log.open("ab") as file:
             file.write(f"$ {shlex.join(command)}\n".encode())
             file.flush()
             self.log_start = file.tell()
-            # In a session of its own: Ctrl-C at the terminal reaches the sweep, which then stops its runs in order.
-            self.process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", OF_A_SWEEP: "1", **slot.environment},
-                start_new_session=True,
-                pass_fds=() if keep_open is None else (keep_open,),
+                env={**os.environ, "PYTHONUNBUFFERED": "1", STARTED_BY_SWEEP: "1", **slot.environment},
+                start_new_session=True,  # Ctrl-C at the terminal goes to the sweep alone, which then stops its runs
+                pass_fds=() if inherited is None else (inherited,),
             )
 
-    @property
-    def ended(self) -> bool:
-        return self.process.poll() is not None
-
     def poll(self) -> int | None:
-        return self.process.poll()
+        return self._process.poll()
 
-    def stop(self, *, hard: bool = False) -> None:
-        if self.ended:
+    def stop(self, *, kill: bool = False) -> None:
+        if self.poll() is not None:
             return
-        if not hard:
-            self.process.terminate()  # this one alone: the processes that load its data must outlive its checkpoint
+        if not kill:
+            self._process.terminate()  # not the group: the checkpoint needs the processes that load the data
             return
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-LAST_CHECKPOINT = 60.0
-"""Seconds that a job's run has for its last checkpoint; submitit asks 90 seconds before the end."""
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
 
 class TrainJob:
-    """What a job of submitit calls: the command of a run, which is stopped and goes on when the job is requeued."""
+    """What a submitit job calls: the command of a run, which is resumed when the job is requeued."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = list(command)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(self) -> int:
-        """Run the command; its exit code."""
-        # In a session of its own, so that the scheduler's warning signal, which would end it, goes to this process.
+        """Run the command and return its exit code."""
         self._process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, env={**os.environ, OF_A_SWEEP: "1"}, start_new_session=True
+            self.command,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, STARTED_BY_SWEEP: "1"},
+            start_new_session=True,  # the scheduler's warning signal, which would kill the run, goes to this process
         )
         return self._process.wait()
 
     def checkpoint(self) -> Any:
-        """Called by submitit when the job's time is over, or its machine is wanted: end with a checkpoint; go on."""
+        """Called by submitit on preemption or near the time limit: stop with a checkpoint, and ask to be requeued."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
-            # This is called from a signal's handler, while `wait` above holds the Popen object's lock: its own methods
-            # would wait for themselves.
+            # This runs in a signal handler while `wait` above holds the lock of the Popen object: its methods would
+            # deadlock.
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(self._process.pid, signal.SIGTERM)
-                end = time.monotonic() + LAST_CHECKPOINT
-                looked_at = os.WEXITED | os.WNOHANG | os.WNOWAIT
-                while os.waitid(os.P_PID, self._process.pid, looked_at) is None and time.monotonic() < end:
+                end = time.monotonic() + CHECKPOINT_SECONDS
+                flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+                while os.waitid(os.P_PID, self._process.pid, flags) is None and time.monotonic() < end:
                     time.sleep(0.1)
         return DelayedSubmission(TrainJob(self.command))
 
 
-SHARED = ("cpus_per_task", "gpus_per_node", "mem_gb", "nodes", "tasks_per_node", "timeout_min")
-"""Parameters that submitit has for every cluster; others are SLURM's own."""
-
-
 def slurm_options(words: Sequence[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` words as parameters of submitit.
+    """Parse ``KEY=VALUE`` words into parameters of submitit.
 
-    Times may be as sbatch has them (``24:00:00``, ``2-00:00:00``) or in minutes; submitit wants minutes.
+    Times may be in sbatch's format (``24:00:00``, ``2-00:00:00``) or in minutes, which submitit takes.
 
     Raises:
-        ValueError: a word is not ``KEY=VALUE``, a key is there twice, or a time or a number is none.
+        ValueError: a word is not ``KEY=VALUE``, a key is given twice, or a time or number can't be parsed.
 
     Example:
         >>> slurm_options(["partition=gpu", "time=1-12:00:00", "cpus_per_task=8"])
@@ -253,45 +246,41 @@ def slurm_options(words: Sequence[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         key = key.lstrip("-").replace("-", "_")
         if not equals or not key or not text:
-            raise ValueError(f"--slurm takes KEY=VALUE, such as partition=gpu; got {word!r}")
-        value: Any = _minutes(text) if key == "time" else int(text) if re.fullmatch(r"\d+", text) else text
-        if key == "mem_gb":
-            value = _number(word, text)
-        name = key if key in SHARED else f"slurm_{key}"
+            raise ValueError(f"--slurm takes KEY=VALUE, such as partition=gpu, but it is {word!r}")
+        name = key if key in GENERIC_OPTIONS else f"slurm_{key}"
         if name in found:
-            raise ValueError(f"--slurm has {key} twice, the second time in {word!r}: give it once")
-        found[name] = value
+            raise ValueError(f"--slurm has {key} twice, the second time in {word!r}")
+        try:
+            if key == "time":
+                found[name] = _minutes(text)
+            elif key == "mem_gb":
+                found[name] = float(text)
+            else:
+                found[name] = int(text) if re.fullmatch(r"\d+", text) else text
+        except ValueError:
+            expected = "minutes, 24:00:00 or 2-00:00:00" if key == "time" else "a number"
+            raise ValueError(f"--slurm {key} must be {expected}, but it is {text!r}") from None
     return found
 
 
-def _number(word: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--slurm {word}: {text!r} is no number") from None
-
-
 def _minutes(text: str) -> int:
-    """Minutes of a time as sbatch has it: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
+    """Minutes of a time in sbatch's format: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if not match:
-        raise ValueError(f"--slurm time={text} is no time; minutes, 24:00:00 and 2-00:00:00 are")
+        raise ValueError(text)
     days, *parts = match.groups()
     numbers = [int(part) for part in parts if part is not None]
-    if days is not None:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, minutes, seconds = numbers
-    else:
-        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    if days is None and len(numbers) < 3:
+        numbers = [0, *numbers]  # M or M:S, not H or H:M
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
     return max(1, int(days or 0) * 1440 + hours * 60 + minutes + (seconds > 0))
 
 
 def check_submitit(cluster: str = "slurm") -> None:
-    """Whether jobs can be submitted here.
+    """Check that jobs can be submitted.
 
     Raises:
-        ValueError: submitit is not installed, or there is no SLURM here.
+        ValueError: submitit is not installed, or there is no SLURM.
     """
     try:
         import submitit  # noqa: F401
@@ -299,25 +288,24 @@ def check_submitit(cluster: str = "slurm") -> None:
         raise ValueError(f"--launcher submitit needs submitit: {how_to_install('slurm')}") from error
     if cluster == "slurm" and not (shutil.which("srun") and shutil.which("sbatch")):
         raise ValueError(
-            "--launcher submitit finds no SLURM here (no srun and sbatch): call it where jobs are submitted, or leave "
-            "--launcher away to train on this machine"
+            "--launcher submitit needs SLURM, but there is no srun and sbatch on this machine: submit from a login "
+            "node, or omit --launcher to train here"
         )
 
 
 class SubmititLauncher:
-    """Runs as jobs of a cluster, by way of submitit; a job that is preempted or out of time is queued again.
+    """Runs as jobs of a cluster through submitit; a job that is preempted or reaches its time limit is requeued.
 
     Args:
-        folder: for submitit's own files and the jobs' output; all machines must see it.
-        options: parameters of submitit, such as :func:`slurm_options` reads. A day is the time limit unless they say
-            otherwise, and each run has ``devices`` tasks and GPUs.
-        devices: GPUs, and processes, of one run; with ``gpu=False``, processes on CPUs.
+        folder: for submitit's files and the output of jobs; all machines must see it.
+        options: parameters of submitit, see :func:`slurm_options`. The default time limit is a day.
+        devices: processes, and GPUs, of one run.
         gpu: whether runs take GPUs.
         limit: jobs at once (None: all).
-        cluster: which engine of submitit: "slurm", or "local" for a trial on this machine.
+        cluster: submitit's "slurm", or "local" to try jobs on this machine.
 
     Raises:
-        ValueError: submitit is not installed, there is no SLURM here, or submitit refuses an option.
+        ValueError: submitit is not installed, there is no SLURM, or submitit refuses an option.
     """
 
     detached = True
@@ -335,33 +323,38 @@ class SubmititLauncher:
         check_submitit(cluster)
         import submitit
 
-        self._submitit, self.folder, self.limit, self.cluster = submitit, folder, limit, cluster
-        forever = {"slurm_max_num_timeout": 10_000} if cluster == "slurm" else {}  # a run may need many turns
-        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **forever)
-        wanted: dict[str, Any] = {"tasks_per_node": devices, **({"gpus_per_node": devices} if gpu else {}), **options}
+        self._submitit, self._folder, self._cluster = submitit, folder, cluster
+        self.capacity = limit
+        self._jobs: list[_Job] = []
+        requeue = {"slurm_max_num_timeout": 10_000} if cluster == "slurm" else {}  # a long run needs many turns
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **requeue)
+        parameters: dict[str, Any] = {
+            "tasks_per_node": devices,
+            **({"gpus_per_node": devices} if gpu else {}),
+            **options,
+        }
         if not {"timeout_min", "slurm_time"} & set(options):
-            wanted["timeout_min"] = 1440  # submitit's own would be five minutes
+            parameters["timeout_min"] = 1440  # submitit's default is five minutes
         try:
-            self._executor.update_parameters(stderr_to_stdout=True, **wanted)
+            self._executor.update_parameters(stderr_to_stdout=True, **parameters)
         except (NameError, ValueError, AssertionError, TypeError) as error:
             raise ValueError(f"submitit refuses the options of --slurm: {str(error).splitlines()[0]}") from error
-        self._jobs: list[_Job] = []
 
     def free(self) -> bool:
-        """Whether fewer jobs than the limit are queued or run."""
-        return self.limit is None or sum(job.code is None for job in self._jobs) < self.limit
+        """Whether fewer jobs than the limit are queued or running."""
+        return self.capacity is None or sum(job.code is None for job in self._jobs) < self.capacity
 
     def start(self, command: Sequence[str], log: Path, *, name: str) -> Handle:
-        """Submit a job; its output goes where submitit puts it."""
+        """Submit a job; submitit chooses the file of its output."""
         del log
         self._executor.update_parameters(name=f"fmicl-{name}")
         return self._watch(self._executor.submit(TrainJob(command)))
 
     def attach(self, job: str) -> Handle | None:
-        """The job of that number, if it is still queued or running."""
-        if self.cluster != "slurm":
+        """The job of this number, if it is still queued or running."""
+        if self._cluster != "slurm":
             return None
-        found = self._submitit.SlurmJob(folder=self.folder, job_id=job)
+        found = self._submitit.SlurmJob(folder=self._folder, job_id=job)
         return None if found.done(force_check=True) else self._watch(found)
 
     def _watch(self, job: Any) -> _Job:
@@ -374,21 +367,22 @@ class _Job:
     log_start = 0
 
     def __init__(self, job: Any) -> None:
-        self.job, self.error = job, ""
+        self._job, self.error = job, ""
         self.code: int | None = None
+        self.job: str | None = str(job.job_id)
         self.where = f"job {job.job_id}"
         self.log = Path(job.paths.stdout)
 
     def poll(self) -> int | None:
-        if self.code is None and self.job.done():
+        if self.code is None and self._job.done():
             try:
-                self.code = max(self.job.results(), key=abs)
+                self.code = max(self._job.results(), key=abs)
             except Exception as error:  # submitit wraps whatever ended the job
                 lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
                 self.error, self.code = " ".join(lines[:2]), 1
         return self.code
 
-    def stop(self, *, hard: bool = False) -> None:
-        """Jobs go on without the sweep, unless they are to end at once."""
-        if hard and self.poll() is None:
-            self.job.cancel()
+    def stop(self, *, kill: bool = False) -> None:
+        """Cancel the job if it is to be killed; else it continues without the sweep."""
+        if kill and self.poll() is None:
+            self._job.cancel()

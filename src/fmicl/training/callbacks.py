@@ -26,7 +26,7 @@ from fmicl.methods import Method
 from fmicl.runs.folder import Run
 from fmicl.training.module import TrainingModule
 from fmicl.utils.errors import NonFiniteError
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 from fmicl.utils.numerics import normalise
 
 __all__ = ["FiniteLossCheck", "MetricsLogger", "Monitor", "MonitorNothing"]
@@ -351,7 +351,7 @@ class MetricsLogger(Callback):
 
     def _write_rows(self) -> None:
         assert self.run is not None
-        write_whole(self.run.metrics, self._csv)
+        write_atomically(self.run.metrics, self._csv)
 
     def _csv(self, path: Path) -> None:
         with path.open("w", newline="", encoding="utf-8") as file:

@@ -16,7 +16,7 @@ from fmicl.runs.folder import Run
 from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger
 from fmicl.training.module import TrainingModule
 from fmicl.training.signals import StopSignals
-from fmicl.utils.files import write_whole
+from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from fmicl.data import Batch, Stream
@@ -29,7 +29,7 @@ SHORTEST_INTERVAL = 60.0
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
-    write_whole(path, lambda temporary: torch.save(state, temporary))
+    write_atomically(path, lambda temporary: torch.save(state, temporary))
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fmicl.methods import Method
 from fmicl.training.processes import Processes
 from fmicl.utils.errors import BatchTooLargeError
-from fmicl.utils.memory import free_memory
+from fmicl.utils.machine import free_memory
 
 __all__ = ["MemoryNeed", "check_memory", "explain_out_of_memory", "measure_need"]
 

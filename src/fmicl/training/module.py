@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from fmicl.methods import Method
-from fmicl.models.fast import Recorded, record, speed_up, speed_up_head, suits
+from fmicl.models.fast import CapturedStep, capture_graph, is_supported, optimise_head, optimise_resnet
 from fmicl.training.optimisation import Optimisation, build_optimizer
 from fmicl.utils.seeding import mix_seed, seed_device
 from fmicl.utils.triton import triton_runs_on
@@ -46,7 +46,7 @@ class TrainingModule(LightningModule):
         self.method = method
         self.optimisation = optimisation
         self.batches = 0
-        self._captured: Recorded | None = None
+        self._captured: CapturedStep | None = None
         self._names: tuple[str, ...] = ()
         self._second: Tensor | None = None
 
@@ -81,14 +81,14 @@ class TrainingModule(LightningModule):
             device: where training will be.
             one_process: whether one process trains. Several may share batch statistics, which these kernels don't.
         """
-        supported = one_process and triton_runs_on(device) and suits(self.method.encoder)
+        supported = one_process and triton_runs_on(device) and is_supported(self.method.encoder)
         for network in self.method.networks():
             if not supported:
                 network.compile()
-            elif suits(network):
-                speed_up(network)
+            elif is_supported(network):
+                optimise_resnet(network)
             else:
-                speed_up_head(network)
+                optimise_head(network)
         self.capture = one_process and self.optimisation.accumulate == 1 and device.type == "cuda"
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002 (Lightning's name)
@@ -126,7 +126,7 @@ class TrainingModule(LightningModule):
         if self._captured is None:
             try:
                 parts: list[nn.Module] = [*self.method.networks(), self.method.objective]  # it may have parameters
-                self._captured = record(self._eager_loss, parts, first, second)
+                self._captured = capture_graph(self._eager_loss, parts, first, second)
             except RuntimeError as error:  # a network that looks at values can't be captured
                 self.capture = False
                 reason = str(error).strip().splitlines()[0]

@@ -31,7 +31,7 @@ from fmicl.training.tasks import Context, Task, task_class
 from fmicl.utils.device import pick_device
 from fmicl.utils.errors import Stopped
 from fmicl.utils.files import check_writable
-from fmicl.utils.locks import LOCK, locked
+from fmicl.utils.locks import LOCK_NAME, lock_folder
 
 __all__ = ["resolve_precision", "train"]
 
@@ -124,13 +124,13 @@ def open_folder(settings: Settings, task: Task, out: Path | None, old: Run | Non
     """
     if old is not None and old.settings.exists():
         check_same(old, settings, task)
-    elif old is not None and any(path.name != LOCK for path in old.path.iterdir()):
+    elif old is not None and any(path.name != LOCK_NAME for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     if old is not None:
         check_writable(old.path, READ_ONLY_HINT)
     run = old or create_run(settings.recipe, out)
     taken = f"another process is training in {run.path}: wait for it, end it first, or take another --out"
-    with locked(run.path, taken):
+    with lock_folder(run.path, taken):
         if run.settings.exists():
             remove_temporary_files(run)
         else:

@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees all of one or nothing; without torch, for whoever leaves something on disk."""
+"""Atomic file writes, JSON files, and checks that a file can be written."""
 
 from __future__ import annotations
 
@@ -10,48 +10,47 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_new", "check_writable", "keep_old", "read_json", "write_json", "write_whole"]
+__all__ = ["back_up_json", "check_new_file", "check_writable", "read_json", "write_atomically", "write_json"]
 
-NO_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What a file system without hard links says of one: on a memory card, or over a network."""
+_NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # FAT, some network disks
 
 
 def check_writable(path: Path, hint: str) -> None:
-    """Refuse a place that nothing can be written to, before the work that would be lost.
+    """Check that a folder can be written to, before work is done that would be lost.
 
     Args:
-        path: a folder; one that isn't there yet is made in the nearest one that is.
-        hint: what to do about it.
+        path: the folder; if it doesn't exist, it would be made in the nearest parent that does.
+        hint: what the user can do about it, for the message.
 
     Raises:
-        NotADirectoryError: there is a file where a folder would have to be.
-        PermissionError: this user may not write there, or nobody may.
+        NotADirectoryError: there is a file where a folder is needed.
+        PermissionError: the folder is not writable.
 
     Example:
         >>> import tempfile
         >>> check_writable(Path(tempfile.mkdtemp()) / "new" / "folder", "take another --out")
     """
-    there = next(place for place in (path, *path.parents) if place.exists())
-    if not there.is_dir():
-        raise NotADirectoryError(f"{there.absolute()} is a file, and no folder to write into: {hint}")
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"there is no permission to write into {there.absolute()}: {hint}")
+    parent = next(place for place in (path, *path.parents) if place.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"{parent.absolute()} is a file, not a folder to write into: {hint}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"there is no permission to write into {parent.absolute()}: {hint}")
 
 
-def check_new(path: Path, hint: str) -> None:
-    """Refuse the name of a file that can't be written, before the work for it is done.
+def check_new_file(path: Path, hint: str) -> None:
+    """Check that a new file can be written, before work is done that would be lost.
 
     Args:
         path: the file.
-        hint: what to do where its folder can't be written to.
+        hint: what the user can do if its folder is not writable, for the message.
 
     Raises:
-        FileExistsError: there is one.
-        FileNotFoundError: its folder isn't there.
-        PermissionError: nothing may be written there.
+        FileExistsError: it exists.
+        FileNotFoundError: its folder doesn't.
+        PermissionError: its folder is not writable.
 
     Example:
-        >>> check_new(Path("nowhere/x.csv"), "take another -o")
+        >>> check_new_file(Path("nowhere/x.csv"), "take another -o")
         Traceback (most recent call last):
         ...
         FileNotFoundError: there is no folder nowhere to write x.csv into
@@ -63,26 +62,26 @@ def check_new(path: Path, hint: str) -> None:
     check_writable(path.parent, hint)
 
 
-def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there: a reader sees all of it or nothing.
+def write_atomically(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
+    """Write a file completely or not at all: to a temporary file beside it, which is then renamed.
 
-    The data is on the disk before the name is, so this holds after a power cut too. Whoever may read other new files in
-    that folder may read this one, also where ``write`` (safetensors' way) makes files for their owner alone.
+    The data is synchronised to disk before the rename, so this holds after a power cut too. The file gets the mode that
+    the umask says, even if ``write`` creates files for their owner alone, as safetensors does.
 
     Args:
-        path: the file to write; folders above it are made.
+        path: the file; parent folders are made.
         write: called with the temporary path.
-        overwrite: whether a file of that name may be there.
+        overwrite: whether to replace an existing file.
 
     Raises:
-        FileExistsError: there is one, and it may not.
+        FileExistsError: the file exists, and ``overwrite`` is False.
 
     Example:
         >>> import tempfile
         >>> target = Path(tempfile.mkdtemp()) / "x.txt"
-        >>> write_whole(target, lambda path: path.write_text("whole"))
+        >>> write_atomically(target, lambda path: path.write_text("complete"))
         >>> target.read_text()
-        'whole'
+        'complete'
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -96,7 +95,7 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
         if overwrite:
             temporary.replace(path)
         else:
-            _move_to_new(temporary, path)
+            _rename_new(temporary, path)
     except FileExistsError:
         raise _exists(path) from None
     finally:
@@ -109,18 +108,14 @@ def write_whole(path: Path, write: Callable[[Path], object], *, overwrite: bool 
             os.close(folder)
 
 
-def _move_to_new(temporary: Path, path: Path) -> None:
-    """Give a file a name that no other has.
-
-    Raises:
-        FileExistsError: one has.
-    """
+def _rename_new(temporary: Path, path: Path) -> None:
+    """Rename a file, or raise FileExistsError if the new name is taken."""
     try:
         os.link(temporary, path)  # unlike a rename, this refuses to overwrite
     except FileExistsError:
         raise
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        if error.errno not in _NO_HARD_LINKS:
             raise
         if path.exists():
             raise FileExistsError from None
@@ -128,12 +123,12 @@ def _move_to_new(temporary: Path, path: Path) -> None:
 
 
 def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(f"{path} exists and is not overwritten: take another name")
+    return FileExistsError(f"{path} exists and is not overwritten: choose another name")
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON, whole or not at all."""
-    write_whole(path, lambda p: p.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+    """Write a JSON file atomically."""
+    write_atomically(path, lambda p: p.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -141,22 +136,22 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it holds something else.
+        ValueError: it is no JSON, or not an object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} should hold a JSON object, but it is a {type(value).__name__}")
+        raise ValueError(f"{path} should hold a JSON object, but it holds a {type(value).__name__}")
     return value
 
 
-def keep_old(path: Path, value: dict[str, Any]) -> None:
-    """Move a JSON file that holds something else out of the way: results.json -> results-1.json."""
+def back_up_json(path: Path, value: dict[str, Any]) -> None:
+    """Rename an existing JSON file with another value before it is replaced: results.json -> results-1.json."""
     if not path.exists() or read_json(path) == value:
         return
     number = 1
-    while (kept := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
+    while (backup := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
-    path.rename(kept)
+    path.rename(backup)

@@ -1,4 +1,4 @@
-"""Folders that one process at a time works in, and work that one process does while others wait."""
+"""File locks between processes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LOCK", "locked", "one_at_a_time"]
+__all__ = ["LOCK_NAME", "lock_folder", "wait_for_lock"]
 
-LOCK = ".lock"
-"""The file in a folder that is locked; it stays there."""
+LOCK_NAME = ".lock"
+"""Name of the lock file in a locked folder; it is not removed."""
 
 
 @contextlib.contextmanager
-def one_at_a_time(file: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block with this file, which is made and stays; a killed one is in none.
+def wait_for_lock(file: Path) -> Iterator[None]:
+    """Hold a lock file, after waiting until no other process does; the system releases that of a killed process.
 
-    Without file locks (Windows, some network disks) nobody waits.
+    Without file locks (Windows, some network file systems) this doesn't wait.
 
     Raises:
-        OSError: the file can't be made.
+        OSError: the file can't be created.
 
     Example:
         >>> import tempfile
-        >>> with one_at_a_time(Path(tempfile.mkdtemp()) / ".work.lock"):
+        >>> with wait_for_lock(Path(tempfile.mkdtemp()) / ".work.lock"):
         ...     pass
     """
     with file.open("wb") as lock:
@@ -36,16 +36,16 @@ def one_at_a_time(file: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, taken: str, *, inherited: bool = False) -> Iterator[int | None]:
-    """Hold a folder, until this block or the process ends, whatever ends it.
+def lock_folder(folder: Path, message: str, *, inheritable: bool = False) -> Iterator[int | None]:
+    """Hold the lock of a folder until this block or the process ends, or fail at once if another process has it.
 
     Args:
-        folder: the folder, which must be there.
-        taken: what to say if another process has it.
-        inherited: whether child processes that have the lock's descriptor keep it after this block.
+        folder: an existing folder.
+        message: the error if another process has it.
+        inheritable: let child processes that inherit the lock's descriptor keep it after this block.
 
     Yields:
-        The lock's descriptor; None where the system or the file system has no locks, and nothing is held.
+        The lock's descriptor; None if the system or the file system has no locks.
 
     Raises:
         ValueError: another process has it.
@@ -53,30 +53,30 @@ def locked(folder: Path, taken: str, *, inherited: bool = False) -> Iterator[int
     Example:
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
-        >>> with locked(folder, "it is taken"), locked(folder, "it is taken"):
+        >>> with lock_folder(folder, "in use"), lock_folder(folder, "in use"):
         ...     pass
         Traceback (most recent call last):
         ...
-        ValueError: it is taken
+        ValueError: in use
     """
     try:
         import fcntl
-    except ImportError:  # not on Windows
+    except ImportError:  # Windows
         yield None
         return
-    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         held = True
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(taken) from None
-        except OSError:  # some network file systems have none
+            raise ValueError(message) from None
+        except OSError:  # some network file systems have no locks
             held = False
         try:
             yield descriptor if held else None
         finally:
-            if held and not inherited:  # a worker that outlives the block has the descriptor too
+            if held and not inheritable:  # closing alone would leave it to children that have the descriptor
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)

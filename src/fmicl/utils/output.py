@@ -1,4 +1,4 @@
-"""Output that outlives its reader: `fmicl train ... | head -1` trains to the end, also when nobody listens any more."""
+"""Output to closed pipes and terminals: `fmicl train ... | head -1` trains to the end."""
 
 from __future__ import annotations
 
@@ -9,57 +9,56 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-__all__ = ["outliving_readers", "to_nowhere"]
+__all__ = ["ignore_closed_output", "redirect_to_devnull"]
 
-GONE = (errno.EPIPE, errno.EIO)
-"""What writing to a pipe without a reader, and to a closed terminal, ends in."""
+_CLOSED = (errno.EPIPE, errno.EIO)  # errors of a pipe without a reader, and of a closed terminal
 
 
 @contextlib.contextmanager
-def outliving_readers() -> Iterator[None]:
-    """In here, what is said to a closed pipe or terminal is lost without an error; other errors are errors as ever."""
+def ignore_closed_output() -> Iterator[None]:
+    """Discard what is printed to a closed pipe or terminal in this block; other errors are raised as ever."""
     before = sys.stdout, sys.stderr
-    unheard = [cast(TextIO, _Unheard(stream)) for stream in before]
-    sys.stdout, sys.stderr = unheard
+    tolerant = [cast(TextIO, _TolerantStream(stream)) for stream in before]
+    sys.stdout, sys.stderr = tolerant
     try:
         yield
     finally:
-        for stream in unheard:
+        for stream in tolerant:
             stream.flush()
         sys.stdout, sys.stderr = before
 
 
-def to_nowhere(stream: TextIO) -> None:
-    """Have a stream's file be the one that swallows everything, what it still holds included."""
-    with contextlib.suppress(OSError, ValueError):  # no file of the system's own
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+def redirect_to_devnull(stream: TextIO) -> None:
+    """Let a stream write to the null device, including what is still in its buffer."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file descriptor
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, stream.fileno())
+        os.close(devnull)
 
 
-class _Unheard:
-    """A text stream that goes nowhere once its reader has left."""
+class _TolerantStream:
+    """A text stream that writes to the null device once its reader is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._survive():
+        with self._ignore_closed():
             return self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._survive():
+        with self._ignore_closed():
             self._stream.flush()
 
     @contextlib.contextmanager
-    def _survive(self) -> Iterator[None]:
+    def _ignore_closed(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in _CLOSED:
                 raise
-            to_nowhere(self._stream)
+            redirect_to_devnull(self._stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -72,6 +72,11 @@ class Registry(Generic[T]):
         """The names that match a shell-style pattern."""
         return [name for name in self._entries if fnmatch.fnmatch(name, pattern)]
 
+    def table(self) -> str:
+        """Names and summaries as a Markdown table."""
+        rows = [f"| `{entry.name}` | {entry.summary} |" for entry in self]
+        return "\n".join([f"| {self.kind} | |", "|---|---|", *rows])
+
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self._entries:
             raise unknown_name(self.kind, name, self._entries)

@@ -1,7 +1,7 @@
-"""One Triton program for each view: from a uint8 image and 36 uniform numbers to the finished view.
+"""Triton kernel of the augmentations: one program turns a uint8 image and 36 uniform numbers into a view.
 
-It computes what `fmicl.data.augmentations.maker` and `fmicl.data.augmentations.operations` compute, and says in each place the same; but the
-image stays in registers from the crop to the normalisation, where separate operations would go through memory.
+It computes the same as `fmicl.data.augmentations.maker` and `fmicl.data.augmentations.operations`, but keeps the image
+in registers from the crop to the normalisation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _between(u, low, high):
 
 @triton.jit
 def _axis_weights(begin, length, mirror, full, size, FULL: tl.constexpr, SIZE: tl.constexpr):
-    """(SIZE, FULL): which pixels of an axis make up each pixel of the resized crop."""
+    """(SIZE, FULL): weights of an axis's pixels in each pixel of the resized crop."""
     scale = length / size
     out = tl.arange(0, SIZE).to(tl.float32) + 0.5
     out = tl.where(mirror, size - out, out)
@@ -37,7 +37,7 @@ def _tap(distance, scale, radius):
 
 @triton.jit
 def _blur_weights(sigma, radius, side, SIZE: tl.constexpr):
-    """(SIZE, SIZE): a Gaussian around each pixel, cut off at the radius and mirrored at both ends."""
+    """(SIZE, SIZE): a Gaussian around each pixel, cut off at the radius, with reflected borders."""
     scale = -0.5 / (sigma * sigma)
     at = tl.arange(0, SIZE).to(tl.float32)
     i, j = at[:, None], at[None, :]
@@ -82,11 +82,11 @@ def views(
     GREY: tl.constexpr, BLUR: tl.constexpr, SOLARISE: tl.constexpr, ATTEMPTS: tl.constexpr,
     HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The view number program_id(0) of images[index[...]], written as (size, size, OUT) float32."""
+    """View program_id(0), of images[index[program_id(0)]], written as (size, size, OUT) float32."""
     n = tl.program_id(0)
     u = uniforms + n * NUMBERS
 
-    # The crop: the first of some draws that fits, else the centre.
+    # The crop: the first attempt that fits, otherwise the centre.
     found = False
     h = centre_height.to(tl.float32)
     w = centre_width.to(tl.float32)

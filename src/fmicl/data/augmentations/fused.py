@@ -1,4 +1,4 @@
-"""Views of small images on a GPU, each by one program that never leaves the registers."""
+"""Fused augmentations of small images on a GPU: one Triton program makes a view in registers."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from fmicl.data.augmentations.maker import ATTEMPTS, NUMBERS, centre_crop
 from fmicl.data.augmentations.views import Views
 from fmicl.utils.triton import launch, triton_runs_on
 
-__all__ = ["fused_views", "suits"]
+__all__ = ["can_fuse_views", "fused_views"]
 
-_LARGEST = 64  # side up to which three channels of an image fit into a program's registers
+_LARGEST = 64  # side up to which three channels of an image fit in a program's registers
 
 
-def suits(views: Views, images: Tensor) -> bool:
-    """Whether `fused_views` can make these views of these images: small, dense ones on a GPU, with as many channels.
+def can_fuse_views(views: Views, images: Tensor) -> bool:
+    """Whether `fused_views` supports these views of these images: small, contiguous, on a GPU, with as many channels.
 
     Example:
-        >>> suits(Views(size=32), torch.zeros(1, 3, 32, 32, dtype=torch.uint8))      # on the CPU
+        >>> can_fuse_views(Views(size=32), torch.zeros(1, 3, 32, 32, dtype=torch.uint8))      # on the CPU
         False
     """
     small = max(*images.shape[2:], views.size) <= _LARGEST
-    dense = images.is_contiguous()
-    return small and dense and triton_runs_on(images.device) and images.shape[1] in (1, len(views.mean))
+    channels = images.shape[1] in (1, len(views.mean))
+    return small and channels and images.is_contiguous() and triton_runs_on(images.device)
 
 
 def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:
-    """Random views of images[index], as `ViewMaker` makes them from the same numbers, to rounding.
+    """Random views of images[index]: those of `ViewMaker` from the same random numbers, up to rounding.
 
     Args:
         views: the family of views.
         images: (M, C, H, W) uint8, contiguous.
-        index: (N,) int64, which of them.
-        uniforms: (N, 36) independent numbers in [0, 1).
+        index: (N,) int64, the image of each view.
+        uniforms: (N, 36) independent random numbers in [0, 1).
 
     Returns:
         (N, channels, size, size) float32, normalised, with the channels last in memory.
 
     Raises:
-        ValueError: there are not 36 numbers for each view, or the images are not contiguous.
+        ValueError: the images are not contiguous, or there aren't 36 numbers for each view.
     """
     if not images.is_contiguous():
-        raise ValueError(f"the images must be contiguous; these have strides {images.stride()}")
+        raise ValueError(f"images must be contiguous, got strides {images.stride()}")
     if uniforms.shape != (len(index), NUMBERS):
-        raise ValueError(f"{len(index)} views need ({len(index)}, {NUMBERS}) numbers; got {tuple(uniforms.shape)}")
+        raise ValueError(f"uniforms must have shape ({len(index)}, {NUMBERS}), got {tuple(uniforms.shape)}")
     from fmicl.data.augmentations import device
 
     n, size, out = len(index), views.size, len(views.mean)
@@ -65,11 +65,11 @@ def fused_views(views: Views, images: Tensor, index: Tensor, uniforms: Tensor) -
         NUMBERS=NUMBERS, CHANNELS=channels, OUT=out, JITTER=views.jitter > 0 and max(strengths) > 0,
         HUE=views.hue > 0 and channels == 3, GREY=views.grey > 0 and channels == 3, BLUR=views.blur > 0,
         SOLARISE=views.solarise > 0, ATTEMPTS=ATTEMPTS,
-        HEIGHT=_power(height), WIDTH=_power(width), SIZE=_power(size), num_warps=4,
+        HEIGHT=_tile_side(height), WIDTH=_tile_side(width), SIZE=_tile_side(size), num_warps=4,
     )  # fmt: skip
     return result.permute(0, 3, 1, 2)
 
 
-def _power(side: int) -> int:
-    """The tile that holds a side: powers of two, of at least 16 for the matrix products."""
+def _tile_side(side: int) -> int:
+    """Side of the tile: a power of two, at least 16 for matrix products."""
     return max(16, 1 << (side - 1).bit_length())

@@ -1,4 +1,4 @@
-"""From the settings of a family of views to random parameters, and from those to pictures."""
+"""Random parameters of image views, and the views that they give."""
 
 from __future__ import annotations
 
@@ -21,23 +21,21 @@ from fmicl.data.augmentations.views import Views
 
 __all__ = ["ATTEMPTS", "CROP_UNIFORMS", "NUMBERS", "ViewMaker", "ViewParameters", "centre_crop", "crop_boxes"]
 
-ATTEMPTS = 10  # torchvision's RandomResizedCrop draws this often before it takes the centre
+ATTEMPTS = 10  # draws of torchvision's RandomResizedCrop before it falls back to a centre crop
 CROP_UNIFORMS = 2 * ATTEMPTS + 3  # areas, ratios, top, left, flip
 NUMBERS = CROP_UNIFORMS + 13  # jitter?, four strengths, four for their order, grey?, blur?, sigma, solarise?
-_HUE = 3  # its column among the factors
+_HUE = 3  # its column in the factors
 
 
 class ViewParameters(NamedTuple):
-    """The random numbers of a batch of views, one row for each sample.
+    """The random parameters of a batch of views, one row per sample.
 
     Attributes:
-        boxes: The crops.
-        flip: (N,) bool, mirror left and right.
-        factors: (N, 4) factors of brightness, contrast and saturation (1 changes nothing), and the shift of
-            the hue (0 changes nothing).
-        order: (N, 4) int64, a permutation for each sample: ``order[n, k]`` is the column of ``factors`` that
-            is applied as number k.
-        grey: (N,) bool, lose the colours.
+        boxes: the crops.
+        flip: (N,) bool, flip horizontally.
+        factors: (N, 4) factors of brightness, contrast and saturation (1 is neutral), and hue shift (0 is neutral).
+        order: (N, 4) int64, a permutation per sample: ``order[n, k]`` is the column of ``factors`` applied k-th.
+        grey: (N,) bool, convert to greyscale.
         blur: (N,) bool.
         sigma: (N,) standard deviation of the blur, in pixels.
         solarise: (N,) bool.
@@ -54,16 +52,16 @@ class ViewParameters(NamedTuple):
 
 
 def crop_boxes(uniforms: Tensor, height: int, width: int, views: Views) -> CropBoxes:
-    """Crops as torchvision's ``RandomResizedCrop`` draws them.
+    """Random crops, distributed as those of torchvision's ``RandomResizedCrop``.
 
-    The share of the area is uniform and the aspect ratio log-uniform; of ten draws the first that fits into
-    the image counts, and if none does, the largest centre crop whose ratio is in range.
+    The area is uniform and the aspect ratio log-uniform. The first of ten draws that fits into the image is taken; if
+    none does, the largest centre crop whose ratio is in range.
 
     Args:
-        uniforms: (N, at least 22) independent numbers in [0, 1).
-        height: Height of the images.
-        width: Width of the images.
-        views: Where ``crop_scale`` and ``crop_ratio`` come from.
+        uniforms: (N, at least 22) independent uniform numbers in [0, 1).
+        height: height of the images.
+        width: width of the images.
+        views: options, of which ``crop_scale`` and ``crop_ratio`` are used.
 
     Example:
         >>> boxes = crop_boxes(torch.rand(5, 22), 32, 48, Views())
@@ -75,7 +73,7 @@ def crop_boxes(uniforms: Tensor, height: int, width: int, views: Views) -> CropB
     ratio = _between(uniforms[:, ATTEMPTS : 2 * ATTEMPTS], math.log(low), math.log(high)).exp()
     widths, heights = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
-    # Earlier draws weigh more, so that the largest weight is that of the first draw that fits.
+    # Ranks decrease, so the largest one among the draws that fit is the first such draw's.
     rank = fits * torch.arange(ATTEMPTS, 0, -1, device=uniforms.device)
     first = rank.argmax(dim=1, keepdim=True)
     none = ~fits.any(dim=1)
@@ -108,12 +106,12 @@ def centre_crop(height: int, width: int, views: Views) -> tuple[int, int]:
 
 
 class ViewMaker:
-    """Makes random views of a batch of images, each sample with its own random parameters.
+    """Random views of a batch of images, with independent parameters for each sample.
 
-    Operations whose probability or strength is 0 in ``views`` cost nothing: they are not run at all.
+    Operations whose probability or strength is 0 are not run.
 
     Args:
-        views: The family of views.
+        views: options of the views.
 
     Example:
         >>> maker = ViewMaker(Views(size=24))
@@ -136,28 +134,28 @@ class ViewMaker:
     ) -> ViewParameters:
         """Draw the parameters of n views.
 
-        All numbers come from one draw on the generator's device, so with a generator on the CPU the
-        parameters are the same on any device, to rounding.
+        All numbers are drawn on the generator's device, so with a generator on the CPU the parameters are the same on
+        any device, up to rounding.
 
         Args:
-            n: Number of samples.
-            height: Height of the images.
-            width: Width of the images.
-            generator: Where the randomness comes from.
-            device: Where the parameters are wanted; by default on the generator's device.
+            n: number of samples.
+            height: height of the images.
+            width: width of the images.
+            generator: source of randomness.
+            device: where the parameters are put; by default the generator's device.
         """
         uniforms = self.uniforms(n, generator, generator.device if device is None else torch.device(device))
         return self.parameters(uniforms, height, width)
 
     def uniforms(self, n: int, generator: torch.Generator, device: torch.device) -> Tensor:
-        """(N, 36) independent numbers in [0, 1), drawn on the generator's device and moved to another."""
+        """(N, 36) independent uniform numbers in [0, 1), drawn on the generator's device and moved to another."""
         uniforms = torch.rand(n, NUMBERS, generator=generator, device=generator.device)
         if device.type == "cuda" and uniforms.device.type == "cpu":
-            uniforms = uniforms.pin_memory()  # else the copy waits for the device
+            uniforms = uniforms.pin_memory()  # else the copy would synchronise with the device
         return uniforms.to(device, non_blocking=True)
 
     def parameters(self, uniforms: Tensor, height: int, width: int) -> ViewParameters:
-        """The parameters as a pure function of (N, 36) independent numbers in [0, 1)."""
+        """The parameters as a function of (N, 36) uniform numbers in [0, 1)."""
         v = self.views
         jitter, *strengths = uniforms[:, CROP_UNIFORMS : CROP_UNIFORMS + 5].unbind(1)
         grey, blur, sigma, invert = uniforms[:, CROP_UNIFORMS + 9 :].unbind(1)
@@ -180,7 +178,7 @@ class ViewMaker:
 
     def crop(self, images: Tensor, parameters: ViewParameters) -> Tensor:
         """Crop, resize and flip: (N, C, H, W) of any dtype to (N, C, size, size) float32 in [0, 255]."""
-        with torch.autocast(images.device.type, enabled=False):  # bfloat16 would cost a grey level
+        with torch.autocast(images.device.type, enabled=False):  # bfloat16 would be a grey level off
             return crop_resize(images, parameters.boxes, parameters.flip, self.views.size)
 
     def colour(self, images: Tensor, parameters: ViewParameters) -> Tensor:
@@ -200,19 +198,11 @@ class ViewMaker:
             return normalise(images, v.mean, v.std)
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:
-        """The views with given parameters.
-
-        Args:
-            images: (N, C, H, W) uint8.
-            parameters: From :meth:`sample`, or made by hand.
-
-        Returns:
-            (N, channels, size, size) float32, normalised.
-        """
+        """Views with given parameters: (N, C, H, W) uint8 to (N, channels, size, size) float32, normalised."""
         return self.colour(self.crop(images, parameters), parameters)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """New random views of (N, C, H, W) uint8 images."""
+        """Random views of (N, C, H, W) uint8 images."""
         n, _, height, width = images.shape
         return self.apply(images, self.sample(n, height, width, generator, device=images.device))
 

@@ -1,7 +1,6 @@
-"""The operations on a batch of images, each sample with its own parameters.
+"""Augmentations of a batch of images, with parameters per sample: crop, colour jitter, blur, solarisation.
 
-Images are (N, C, H, W) on the scale [0, 255]. Values stay floating-point, where torchvision rounds after each
-operation.
+Images are (N, C, H, W) on the scale [0, 255]. Values stay floating-point; torchvision rounds after each operation.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CONTRAST, _SATURATION, _HUE = 1, 2, 3  # columns of the factors; brightness is 
 
 
 class CropBoxes(NamedTuple):
-    """Where to crop: integers as floats, each of shape (N,)."""
+    """Crop boxes: integers as floats, each of shape (N,)."""
 
     top: Tensor
     left: Tensor
@@ -36,21 +35,21 @@ class CropBoxes(NamedTuple):
 
 
 def crop_resize(images: Tensor, boxes: CropBoxes, flip: Tensor, size: int) -> Tensor:
-    r"""Crop, resize to a square, and mirror, as one resampling.
+    r"""Crop, resize to a square and flip, as one resampling.
 
-    Resizing is separable: a view is :math:`A X B^\top` with a small matrix for each sample and axis. A row of
-    it is a triangle around the place of that pixel in the image, as wide as a pixel of the coarser grid
-    (antialiased bilinear). Cropping cuts the triangles off, mirroring reverses the rows of B.
+    Antialiased bilinear resizing is separable: a view is :math:`A X B^\top` with a small matrix per sample and axis. A
+    row of it is a triangle around that pixel's position in the image, as wide as a pixel of the coarser grid. Cropping
+    truncates the triangles, flipping reverses the rows of B.
 
     Args:
         images: (N, C, H, W), any dtype.
-        boxes: The crops, inside the images.
+        boxes: crops, inside the images.
         flip: (N,) bool.
-        size: Side S of the result.
+        size: side S of the result.
 
     Returns:
-        (N, C, S, S) float32, on the scale of the images. It is made of matrix products, so a GPU that is allowed
-        to round these loses 0.6 grey levels with ``set_float32_matmul_precision("high")``, 3 with "medium".
+        (N, C, S, S) float32, on the scale of the images. As these are matrix products, the error on a GPU is 0.6 grey
+        levels with ``set_float32_matmul_precision("high")``, and 3 with "medium".
 
     Example:
         >>> image = torch.arange(16.0).view(1, 1, 4, 4)
@@ -64,61 +63,60 @@ def crop_resize(images: Tensor, boxes: CropBoxes, flip: Tensor, size: int) -> Te
 
 
 def colour_jitter(images: Tensor, factors: Tensor, order: Tensor, *, hue: bool = True) -> Tensor:
-    """Brightness, contrast, saturation and hue, in each sample's own order.
+    """Brightness, contrast, saturation and hue, in a different order for each sample.
 
-    The first three are blends ``factor * image + (1 - factor) * other`` with black, the mean grey value and
-    the grey image, so one pass does any of them. The hue is by far the dearest operation: it is done once,
-    between three passes before and three after it, and each blend takes part on the side that its sample's
-    order says.
+    The first three are blends ``factor * image + (1 - factor) * other`` with black, the mean grey value and the grey
+    image, so one pass does any of them. The hue shift is by far the most expensive operation: it is done once, between
+    three passes before and three after it, and each blend is neutral on one side, by its sample's order.
 
     Args:
         images: (N, 1 or 3, H, W) in [0, 255]. With one channel only brightness and contrast have an effect.
-        factors: (N, 4), see :class:`ViewParameters`.
+        factors: (N, 4), see :class:`fmicl.data.augmentations.maker.ViewParameters`.
         order: (N, 4) int64, permutations of 0..3.
-        hue: Whether the hue is shifted at all; without, half of the passes are saved.
+        hue: whether to shift the hue at all; half of the passes are saved if not.
 
     Example:
         >>> factors, order = torch.tensor([[0.5, 1.0, 1.0, 0.0]]), torch.tensor([[3, 1, 0, 2]])
         >>> colour_jitter(torch.full((1, 1, 1, 2), 100.0), factors, order).flatten().tolist()
         [50.0, 50.0]
     """
-    # The inverse permutation: at which place of the order each operation is.
-    place = (order.unsqueeze(1) == torch.arange(4, device=order.device).view(1, 4, 1)).int().argmax(dim=2)
-    blends, turn = place[:, :_HUE], place[:, _HUE:]
+    # The inverse permutation: the position of each operation in the order.
+    position = (order.unsqueeze(1) == torch.arange(4, device=order.device).view(1, 4, 1)).int().argmax(dim=2)
+    blends, hue_position = position[:, :_HUE], position[:, _HUE:]
     ratios = factors[:, :_HUE]
     if not hue or images.shape[1] == 1:
         return _blend(images, ratios, blends)
-    images = _blend(images, torch.where(blends < turn, ratios, 1.0), blends)
+    images = _blend(images, torch.where(blends < hue_position, ratios, 1.0), blends)
     images = shift_hue(images, factors[:, _HUE])
-    return _blend(images, torch.where(blends > turn, ratios, 1.0), blends)
+    return _blend(images, torch.where(blends > hue_position, ratios, 1.0), blends)
 
 
-def _blend(images: Tensor, ratios: Tensor, place: Tensor) -> Tensor:
-    """Brightness, contrast and saturation with (N, 3) ``ratios``, by increasing (N, 3) ``place``."""
-    rank = (place.unsqueeze(2) > place.unsqueeze(1)).sum(dim=2)
+def _blend(images: Tensor, ratios: Tensor, position: Tensor) -> Tensor:
+    """Brightness, contrast and saturation with (N, 3) ``ratios``, by increasing (N, 3) ``position``."""
+    rank = (position.unsqueeze(2) > position.unsqueeze(1)).sum(dim=2)
     for k in range(3):
-        mine = rank == k
-        ratio = torch.where(mine, ratios, 0.0).sum(dim=1)
-        rest = torch.where(mine, 1 - ratios, 0.0).view(-1, 3, 1, 1, 1)
-        # torchvision blends integer images with whole grey levels, and then rounds down. Without the first, the
-        # result could be 1.6 levels off its.
+        chosen = rank == k
+        ratio = torch.where(chosen, ratios, 0.0).sum(dim=1)
+        rest = torch.where(chosen, 1 - ratios, 0.0).view(-1, 3, 1, 1, 1)
+        # torchvision blends integer images with integer grey levels. Without the floor, the difference could be 1.6
+        # levels.
         grey = to_grey(images).floor() if images.shape[1] > 1 else images
-        # Brightness blends with black, so it has no term here; a ratio of 1 changes nothing, exactly.
+        # Brightness blends with black, so it has no term here; a ratio of 1 is exactly neutral.
         other = grey.mean(dim=(2, 3), keepdim=True) * rest[:, _CONTRAST] + grey * rest[:, _SATURATION]
         images = (images * ratio.view(-1, 1, 1, 1) + other).clamp(0, 255)
     return images
 
 
 def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
-    r"""Turn the colours of each sample on the colour circle.
+    r"""Rotate the hue of each sample.
 
-    With the hue :math:`h \in [0, 6)`, the value v (the largest channel) and the chroma d (largest minus
-    smallest), the new channels are :math:`v - d \min(1, \max(0, \min(k, 4 - k)))` with
+    With the hue :math:`h \in [0, 6)`, the value v (the largest channel) and the chroma d (largest minus smallest), the
+    new channels are :math:`v - d \min(1, \max(0, \min(k, 4 - k)))` with
     :math:`k = (n + h + 6\,\mathrm{shift}) \bmod 6` and n = 5, 3, 1 for red, green, blue.
 
     Args:
         images: (N, 3, H, W), on any scale.
-        shift: (N,) share of the circle, 1 is all the way round.
+        shift: (N,) fraction of the colour circle.
 
     Example:
         >>> red = torch.tensor([255.0, 0.0, 0.0]).view(1, 3, 1, 1)
@@ -127,7 +125,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
     """
     red, green, blue = images.unbind(dim=1)
     value, chroma = images.amax(dim=1), images.amax(dim=1) - images.amin(dim=1)
-    divisor = torch.where(chroma == 0, 1.0, chroma)  # grey has no hue, and needs none: it is multiplied by 0
+    divisor = torch.where(chroma == 0, 1.0, chroma)  # the hue of grey is multiplied by 0
     hue = torch.where(
         value == red,
         (green - blue) / divisor,
@@ -140,7 +138,7 @@ def shift_hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def to_grey(images: Tensor) -> Tensor:
-    """The luma of (N, 3, H, W) images, as (N, 1, H, W); one-channel images are grey already.
+    """The luma of (N, 3, H, W) images, as (N, 1, H, W); one-channel images are returned as they are.
 
     Example:
         >>> to_grey(torch.full((1, 3, 1, 1), 100.0)).round().item()
@@ -153,15 +151,15 @@ def to_grey(images: Tensor) -> Tensor:
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
-    """Blur each sample with its own standard deviation; the border is mirrored.
+    """Gaussian blur with a standard deviation per sample; the border is reflected.
 
     Args:
         images: (N, C, H, W) floating-point.
         sigma: (N,) positive standard deviations, in pixels.
-        kernel_size: Odd; taps further than half of it from the centre are cut off.
+        kernel_size: odd; the kernel is truncated beyond.
 
     Raises:
-        ValueError: If the kernel is even, or more than twice as large as the image, which then has no mirror.
+        ValueError: the kernel size is even, or too large for the image to be reflected.
 
     Example:
         >>> dot = torch.zeros(1, 1, 5, 5)
@@ -193,11 +191,11 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 
     Args:
         images: (N, C, H, W), any dtype.
-        mean: One number for each channel, on the scale [0, 1].
-        std: As many positive numbers.
+        mean: one number per channel, on the scale [0, 1].
+        std: as many positive numbers.
 
     Raises:
-        ValueError: If the images have several channels, but not as many as ``mean``.
+        ValueError: the images have several channels, but not as many as ``mean``.
 
     Example:
         >>> white = torch.full((1, 1, 1, 1), 255, dtype=torch.uint8)
@@ -215,12 +213,12 @@ def normalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -
 
 
 def _constants(values: list[float], device: torch.device) -> Tensor:
-    """(C, 1, 1). Filled on the device: a tensor copied there from a list would wait for it."""
+    """(C, 1, 1), filled on the device: copying from a list would synchronise with it."""
     return torch.stack([torch.full((1, 1), value, device=device) for value in values])
 
 
 def _axis_weights(start: Tensor, length: Tensor, reverse: Tensor, full: int, size: int) -> Tensor:
-    """(N, size, full): which pixels of an axis make up each pixel of the resized crop."""
+    """(N, size, full): weights of the pixels of an axis in each pixel of the resized crop."""
     scale = (length / size).view(-1, 1, 1)
     begin, end = start.view(-1, 1, 1), (start + length).view(-1, 1, 1)
     out = torch.arange(size, device=start.device, dtype=torch.float32).view(1, -1, 1) + 0.5
@@ -232,7 +230,7 @@ def _axis_weights(start: Tensor, length: Tensor, reverse: Tensor, full: int, siz
 
 
 def _blur_weights(sigma: Tensor, radius: int, side: int) -> Tensor:
-    """(N, side, side): a Gaussian around each pixel, cut off at the radius and mirrored at both ends."""
+    """(N, side, side): a Gaussian around each pixel, truncated at the radius and reflected at both ends."""
     scale = -0.5 / sigma.view(-1, 1, 1).square()
 
     def tap(distance: Tensor) -> Tensor:
@@ -241,7 +239,7 @@ def _blur_weights(sigma: Tensor, radius: int, side: int) -> Tensor:
     at = torch.arange(side, device=sigma.device, dtype=torch.float32)
     i, j = at.view(1, -1, 1), at.view(1, 1, -1)
     weights = tap(i - j)
-    # The mirror repeats neither end: pixel j is also at -j and at 2 (side - 1) - j.
+    # Reflection repeats neither end: pixel j is also at -j and at 2 (side - 1) - j.
     weights = weights + torch.where(j > 0, tap(i + j), 0.0)
     weights = weights + torch.where(j < side - 1, tap(2 * (side - 1) - i - j), 0.0)
     return weights / weights.sum(dim=2, keepdim=True)

@@ -1,1 +1,1 @@
-"""Image data sets, and their batches of views."""
+"""Image datasets: loading, splits, and batches for training and evaluation."""

@@ -1,4 +1,4 @@
-"""Whether data is what it was: short digests of what an encoder is trained on, and of what it is evaluated on."""
+"""Fingerprints of image data, to detect that it has changed since a run was trained."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from fmicl.data.images.samples import ArraySamples, Samples, Splits
+from fmicl.data.images.samples import ArraySamples, Samples
+from fmicl.data.images.splits import Splits
 
-__all__ = ["fingerprint", "what_changed"]
+__all__ = ["describe_change", "fingerprint"]
 
-_HASHED = 256 * 2**20  # bytes of pixels; of larger sets, evenly spaced images
+_HASHED_BYTES = 256 * 2**20  # of larger arrays, evenly spaced images are hashed
 
 
 def fingerprint(splits: Splits) -> dict[str, Any]:
-    """Number and digest of the samples that the encoder is trained on, and of those that it is evaluated on, if any.
+    """Number and digest of the samples that the encoder is trained on and, with labels, of those it is evaluated on.
 
-    Of image files these are the paths below the data folder and the sizes in bytes, so a folder may move and an
-    unreadable file may go. Of arrays it is the shape, the labels and the pixels (of sets above 256 MiB, those of
-    evenly spaced images).
+    Image files are hashed by their paths below the data folder and their sizes in bytes, so the folder may move and an
+    unreadable file may be removed. Arrays are hashed by shape, labels and pixels (above 256 MiB, those of evenly spaced
+    images).
 
     Example:
         >>> from fmicl.data import load_images
@@ -29,11 +30,13 @@ def fingerprint(splits: Splits) -> dict[str, Any]:
         >>> found["samples"], found["evaluated"]["samples"]
         (1347, 450)
     """
-    found = _of(splits.pretrain, splits.root, splits.names)
-    return found if splits.test is None else {**found, "evaluated": _of(splits.test, splits.root, splits.test_names)}
+    found = _digest(splits.pretrain, splits.root, splits.names)
+    if splits.test is not None:
+        found["evaluated"] = _digest(splits.test, splits.root, splits.test_names)
+    return found
 
 
-def _of(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict[str, Any]:
+def _digest(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict[str, Any]:
     digest = hashlib.blake2b(digest_size=16)
     if root is not None and names:
         for name in names:
@@ -44,7 +47,7 @@ def _of(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict[str
         digest.update(repr(images.shape).encode())
         if samples.labels is not None:
             digest.update(samples.labels.cpu().numpy().tobytes())
-        step = -(-images.nbytes // _HASHED)
+        step = -(-images.nbytes // _HASHED_BYTES)
         for image in images[:: max(1, step)]:
             digest.update(np.ascontiguousarray(image).data)
     else:
@@ -53,22 +56,22 @@ def _of(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict[str
     return {"samples": len(samples), "digest": digest.hexdigest()}
 
 
-def what_changed(then: dict[str, Any] | None, splits: Splits) -> str:
-    """In words, how the data differs from a fingerprint taken before; "" where it doesn't, or none was taken.
+def describe_change(before: dict[str, Any] | None, splits: Splits) -> str:
+    """How the data differs from an earlier fingerprint, in words; "" if it doesn't, or if there is none.
 
     Example:
         >>> from fmicl.data import load_images
-        >>> what_changed(fingerprint(load_images("digits")), load_images("digits", validation=0.5))
-        'it was trained on 1347 images then, and there are 674 now'
+        >>> describe_change(fingerprint(load_images("digits")), load_images("digits", validation=0.5))
+        'the training set had 1347 images, and has 674 now'
     """
-    if then is None:
+    if before is None:
         return ""
     now, none = fingerprint(splits), {"samples": 0, "digest": ""}
-    tested = then.get("evaluated"), now.get("evaluated", none)
-    for what, (was, found) in {"trained": (then, now), "evaluated": tested}.items():
-        if was is None or was["digest"] == found["digest"]:  # earlier versions took none of what is evaluated on
+    pairs = {"training": (before, now), "evaluation": (before.get("evaluated"), now.get("evaluated", none))}
+    for name, (old, new) in pairs.items():
+        if old is None or old["digest"] == new["digest"]:  # earlier versions stored no digest of the evaluation set
             continue
-        if was["samples"] != found["samples"]:
-            return f"it was {what} on {was['samples']} images then, and there are {found['samples']} now"
-        return f"there are {found['samples']} images that it is {what} on, as before, but not the same ones"
+        if old["samples"] != new["samples"]:
+            return f"the {name} set had {old['samples']} images, and has {new['samples']} now"
+        return f"the {name} set has {new['samples']} images as before, but not the same ones"
     return ""

@@ -1,1 +1,1 @@
-"""Text files as tokens, and their batches of views."""
+"""Text data: files of sentences, their tokens, and batches for training."""

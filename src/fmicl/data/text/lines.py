@@ -1,4 +1,4 @@
-"""Lines of a text file of any size, a piece of it in memory at a time."""
+"""Line-by-line reading of UTF-8 text files of any size, in chunks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ __all__ = ["LineReader", "file_digest"]
 
 CHUNK = 4 * 2**20
 """Bytes that are read at a time."""
-_NAMED = 5  # broken lines that are named; all are counted
-_PACKED = {b"\x1f\x8b": "gzip", b"\xfd7zXZ": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd"}
+_REPORTED = 5  # invalid lines whose position is reported; all are counted
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\xfd7zXZ": "xz",
+    b"BZh": "bzip2",
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 
 
 class LineReader:
-    r"""The lines of a UTF-8 file, in lists of as many as a chunk holds; a line ends with ``\n`` or ``\r\n``.
+    r"""The lines of a UTF-8 file, in one list per chunk; a line ends with ``\n`` or ``\r\n``.
 
-    Blank lines come as they are, for whoever reads to skip or to keep. The last line needs no end, and a byte order
-    mark at the start is no part of the text. Lines that are not UTF-8 are left out of the lists, and counted;
-    :meth:`check` is there to be called at the end.
+    Blank lines are kept, the last line needs no end, and a byte order mark is removed. Lines that are not UTF-8 are
+    left out and counted; call :meth:`check` after the last line.
 
     Args:
         path: the file.
@@ -40,22 +45,22 @@ class LineReader:
 
     def __init__(self, path: Path, chunk: int = CHUNK) -> None:
         if path.is_dir():
-            raise ValueError(f"{path} is a folder; a text file, with a sentence a line, is expected")
+            raise ValueError(f"{path} is a folder, but a text file with one sentence per line is needed")
         if not path.is_file():
             raise FileNotFoundError(f"there is no text file {path}")
         with path.open("rb") as file:
             start = file.read(8)
-        packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
-        if packed:
-            raise ValueError(f"{path} is compressed ({packed}): unpack it first")
-        self.path, self.chunk = path, max(chunk, 3)  # the mark at the start has three bytes
+        compression = next((name for magic, name in _COMPRESSED.items() if start.startswith(magic)), None)
+        if compression:
+            raise ValueError(f"{path} is compressed ({compression}): decompress it first")
+        self.path, self.chunk = path, max(chunk, 3)  # the byte order mark has three bytes
         self.lines = 0
-        self.broken = 0
-        self.named: list[str] = []
+        self.invalid = 0
+        self.reported: list[str] = []
         self._hash = hashlib.blake2b(digest_size=16)
 
     def __iter__(self) -> Iterator[list[str]]:
-        rest: list[bytes] = []  # of the line under way
+        rest: list[bytes] = []  # of the current line
         with self.path.open("rb") as file:
             first = True
             while data := file.read(self.chunk):
@@ -72,7 +77,7 @@ class LineReader:
             yield self._decode(b"".join(rest))
 
     def _decode(self, block: bytes) -> list[str]:
-        """Lines of a block, which has no end of line at its own end."""
+        """Lines of a block that doesn't end with a line end."""
         try:
             lines = block.decode("utf-8").split("\n")
         except UnicodeDecodeError:
@@ -86,32 +91,32 @@ class LineReader:
             try:
                 decoded.append(line.removesuffix(b"\r").decode("utf-8"))
             except UnicodeDecodeError as error:
-                self.broken += 1
-                if len(self.named) < _NAMED:
-                    self.named.append(f"line {number}, byte {error.start + 1} (0x{line[error.start]:02x})")
+                self.invalid += 1
+                if len(self.reported) < _REPORTED:
+                    self.reported.append(f"line {number}, byte {error.start + 1} (0x{line[error.start]:02x})")
         self.lines += len(block)
         return decoded
 
     @property
     def digest(self) -> str:
-        """Of all bytes that were read."""
+        """Hash of all bytes that were read."""
         return self._hash.hexdigest()
 
     def check(self) -> None:
-        """To be called after the last line.
+        """Check that all lines were UTF-8.
 
         Raises:
-            ValueError: some lines were not UTF-8; the message counts all and names the first ones.
+            ValueError: some were not; the message counts them and has the position of the first ones.
         """
-        if self.broken:
-            more = f", and {self.broken - len(self.named)} more" if self.broken > len(self.named) else ""
+        if self.invalid:
+            more = f", and {self.invalid - len(self.reported)} more" if self.invalid > len(self.reported) else ""
             raise ValueError(
-                f"{self.path}: {self.broken} of {self.lines} lines are not UTF-8: {'; '.join(self.named)}{more}. "
-                "Convert the file to UTF-8 (iconv -f ENCODING -t UTF-8), or leave out what is not (iconv -c)"
+                f"{self.path}: {self.invalid} of {self.lines} lines are not UTF-8: {'; '.join(self.reported)}{more}. "
+                "Convert the file to UTF-8 (iconv -f ENCODING -t UTF-8), or drop what is not (iconv -c)"
             )
 
 
 def file_digest(path: Path) -> str:
-    """A digest of a file's bytes, read in chunks; the same as :attr:`LineReader.digest` after the last line."""
+    """Hash of a file's bytes, the same as :attr:`LineReader.digest` after the last line."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -1,11 +1,11 @@
-"""A text file as token ids: tokenised once, kept on disk, mapped into memory.
+"""Tokenised text files: a cache on disk, mapped into memory.
 
-CACHE/tokens/<key>/ids.bin        int32, all sentences one after the other
-                   offsets.bin    int64, where each starts, and the end of the last
-                   manifest.json  what it was made from, and how long the other two must be
+CACHE/tokens/<key>/ids.bin        int32, all sentences concatenated
+                   offsets.bin    int64, start of each sentence, and end of the last
+                   manifest.json  key, and the lengths that the other two must have
 
-The key is a digest of the file's bytes, the tokenizer's state and the length, so a changed file or tokenizer is another
-entry. A folder is filled under another name and then renamed: who finds it finds all of it.
+The key is a hash of the file's bytes, the tokenizer's state and the length, so a changed file or tokenizer is another
+entry. An entry is written under a temporary name and then renamed, so it is never seen incomplete.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fmicl.data.text.lines import LineReader, file_digest
-from fmicl.utils.locks import one_at_a_time
+from fmicl.utils.locks import wait_for_lock
 
-__all__ = ["Sentences", "cache_root", "text_changed", "tokenise_file"]
+__all__ = ["Sentences", "cache_root", "describe_text_change", "tokenise_file"]
 
 FORMAT = 1
 Tokenise = Callable[[list[str]], Sequence[Sequence[int]]]
-"""From sentences to token ids, special ones included, cut off at the length."""
+"""From sentences to token ids, special tokens included, truncated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,10 @@ class Sentences:
     """Sentences as token ids, in memory or mapped from a file.
 
     Attributes:
-        ids: (T,) all tokens, sentence after sentence.
+        ids: (T,) all tokens, sentences concatenated.
         offsets: (N + 1,) sentence i is ``ids[offsets[i]:offsets[i + 1]]``.
-        blank: lines of the file that held nothing.
-        fingerprint: number of sentences, and digests of the file and of the tokenizer.
+        blank: number of blank lines of the file.
+        fingerprint: number of sentences, hashes of the file and of the tokenizer.
 
     Example:
         >>> sentences = Sentences(np.array([7, 8, 9]), np.array([0, 1, 3]), 0, {})
@@ -60,12 +60,12 @@ class Sentences:
         return len(self.offsets) - 1
 
     def lengths(self, index: NDArray[Any]) -> NDArray[Any]:
-        """Tokens of each of these sentences."""
+        """Number of tokens of each of these sentences."""
         counts: NDArray[Any] = self.offsets[index + 1] - self.offsets[index]
         return counts
 
     def padded(self, index: NDArray[Any], width: int) -> NDArray[np.int32]:
-        """(n, width) tokens of n sentences, none longer than the width; -1 where there is none."""
+        """(n, width) tokens of n sentences, none longer than the width, padded with -1."""
         starts, lengths = self.offsets[index], self.lengths(index)
         there = np.arange(width) < lengths[:, None]
         rows = np.full(there.shape, -1, dtype=np.int32)
@@ -73,12 +73,12 @@ class Sentences:
         return rows
 
 
-def cache_root(chosen: Path | None = None) -> Path:
-    """Where tokenised files are kept: the folder that was chosen, or fmicl in the user's cache folder."""
-    if chosen is not None:
-        return chosen
+def cache_root(folder: Path | None = None) -> Path:
+    """Folder of the cache: the given one, or fmicl in the user's cache folder."""
+    if folder is not None:
+        return folder
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG standard: a relative path is to be ignored.
+    # The XDG standard says to ignore a relative path.
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "fmicl"
 
 
@@ -91,22 +91,19 @@ def tokenise_file(
     cache: Path | None = None,
     say: Callable[[str], None] = print,
 ) -> Sentences:
-    """The sentences of a text file as tokens, from the cache if it has them.
-
-    Blank lines are skipped and counted.
+    """The sentences of a text file as tokens, from the cache if it has them; blank lines are skipped.
 
     Args:
-        path: UTF-8, a sentence a line.
-        tokenise: gives the tokens of sentences.
-        state: all that ``tokenise`` depends on, but for the length.
-        length: tokens at which it cuts a sentence off.
-        cache: another folder for tokenised files.
-        say: told when a file is tokenised, and of a damaged entry.
+        path: UTF-8, one sentence per line.
+        tokenise: the tokenizer.
+        state: all that ``tokenise`` depends on, except the length.
+        length: number of tokens at which it truncates.
+        cache: folder of the cache, see :func:`cache_root`.
+        say: called with messages: a file is tokenised, or an entry is damaged.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file holds no sentence, or lines that are not UTF-8 (all counted, the first ones named), or it
-            changed while it was read.
+        ValueError: the file has no sentence or is not UTF-8, or it changed while it was read.
         OSError: the cache can't be written.
     """
     fingerprint = {"file": file_digest(path), "tokenizer": hashlib.blake2b(state, digest_size=16).hexdigest()}
@@ -117,11 +114,11 @@ def tokenise_file(
         found = _open(entry, key, fingerprint)
         if found is None:
             if entry.exists():
-                say(f"warning: the tokens in {entry} are damaged; the file is tokenised again")
+                say(f"warning: the tokens in {entry} are damaged; tokenising the file again")
                 shutil.rmtree(entry)
-            for left in root.glob(f".{key}.*.tmp"):  # of a process that was killed
+            for left in root.glob(f".{key}.*.tmp"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
-            say(f"tokenising {path}; the tokens are kept in {entry}")
+            say(f"tokenising {path} into {entry}")
             _build(path, tokenise, entry, key, fingerprint["file"])
             found = _open(entry, key, fingerprint)
             if found is None:
@@ -129,26 +126,26 @@ def tokenise_file(
     return found
 
 
-def text_changed(then: dict[str, Any] | None, now: dict[str, Any]) -> str:
-    """In words, how the text differs from what a run was started with; "" where it doesn't, or none was noted.
+def describe_text_change(before: dict[str, Any] | None, now: dict[str, Any]) -> str:
+    """How the text differs from an earlier fingerprint, in words; "" if it doesn't, or if there is none.
 
     Example:
-        >>> text_changed({"samples": 3, "file": "a"}, {"samples": 4, "file": "b"})
-        'it was trained on 3 sentences then, and there are 4 now'
+        >>> describe_text_change({"samples": 3, "file": "a"}, {"samples": 4, "file": "b"})
+        'the training set had 3 sentences, and has 4 now'
     """
-    if then is None or then == now:
+    if before is None or before == now:
         return ""
-    if then.get("samples") != now.get("samples"):
-        return f"it was trained on {then.get('samples')} sentences then, and there are {now.get('samples')} now"
-    if then.get("file") != now.get("file"):
-        return f"there are {now.get('samples')} sentences as before, but not the same ones"
-    if then.get("tokenizer") != now.get("tokenizer"):
-        return "the model's tokenizer is another one"
-    return "STS-B dev, which chooses the checkpoint, is not what it was (--sts)"
+    if before.get("samples") != now.get("samples"):
+        return f"the training set had {before.get('samples')} sentences, and has {now.get('samples')} now"
+    if before.get("file") != now.get("file"):
+        return f"the training set has {now.get('samples')} sentences as before, but not the same ones"
+    if before.get("tokenizer") != now.get("tokenizer"):
+        return "the model has another tokenizer"
+    return "STS-B dev, which selects the checkpoint, has changed (--sts)"
 
 
 def _open(entry: Path, key: str, fingerprint: dict[str, Any]) -> Sentences | None:
-    """What an entry holds; None if it isn't there or not whole."""
+    """The sentences of an entry; None if it is missing or incomplete."""
     try:
         manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
         sentences, tokens, blank = (int(manifest[name]) for name in ("sentences", "tokens", "blank"))
@@ -165,7 +162,7 @@ def _open(entry: Path, key: str, fingerprint: dict[str, Any]) -> Sentences | Non
 
 
 def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -> None:
-    """Tokenise into a folder of another name, then give it its own."""
+    """Tokenise into a temporary folder, then rename it."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{key}.", suffix=".tmp", dir=entry.parent))
     try:
         reader = LineReader(path)
@@ -173,8 +170,8 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
         with (temporary / "ids.bin").open("wb") as ids, (temporary / "offsets.bin").open("wb") as offsets:
             np.zeros(1, dtype="<i8").tofile(offsets)
             for lines in reader:
-                if reader.broken:
-                    continue  # nothing is made of this file any more, but its broken lines are still counted
+                if reader.invalid:
+                    continue  # it is an error in the end, but all invalid lines are counted
                 kept = [line for line in lines if line.strip()]
                 blank += len(lines) - len(kept)
                 rows = [row for row in tokenise(kept) if len(row)] if kept else []
@@ -190,9 +187,9 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
                 os.fsync(file.fileno())
         reader.check()
         if reader.digest != digest:
-            raise ValueError(f"{path} changed while it was read: start again when it is complete")
+            raise ValueError(f"{path} changed while it was read: start again once it is complete")
         if not sentences:
-            raise ValueError(f"{path} holds no sentence: {reader.lines} lines, all of them blank")
+            raise ValueError(f"{path} has no sentence: all of its {reader.lines} lines are blank")
         manifest = {"format": FORMAT, "key": key, "sentences": sentences, "tokens": tokens, "blank": blank}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         temporary.rename(entry)
@@ -202,16 +199,13 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
 
 @contextlib.contextmanager
 def _locked(root: Path, key: str) -> Iterator[None]:
-    """Of several processes that want the same tokens, one makes them and the others wait.
-
-    Where there are no file locks, each process makes its own, and the last rename wins.
-    """
+    """Let one process tokenise while others wait; without file locks each tokenises, and the last rename wins."""
     with contextlib.ExitStack() as stack:
         try:
             root.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(one_at_a_time(root / f".{key}.lock"))
+            stack.enter_context(wait_for_lock(root / f".{key}.lock"))
         except OSError as error:
             raise OSError(
-                f"tokens can't be kept in {root} ({error.strerror}): name another folder by --cache-dir"
+                f"tokens can't be written into {root} ({error.strerror}): choose another --cache-dir"
             ) from error
         yield

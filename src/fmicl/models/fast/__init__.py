@@ -1,11 +1,11 @@
-"""The same networks, faster on a GPU: fewer passes over memory, and no time lost between two kernels.
+"""GPU-optimised training of ResNets and projection heads: fused kernels and CUDA graphs.
 
-Nothing here changes what is computed, beyond the rounding: parameters, buffers and their names stay what they are, and
-in evaluation mode, or on another device, the network's own code runs.
+Results are the same up to rounding. Parameters, buffers and their names don't change, and in evaluation mode or on
+another device the network's own forward pass runs.
 """
 
-from fmicl.models.fast.graphs import Recorded, record
-from fmicl.models.fast.heads import speed_up_head
-from fmicl.models.fast.resnet import speed_up, suits
+from fmicl.models.fast.graphs import CapturedStep, capture_graph
+from fmicl.models.fast.heads import optimise_head
+from fmicl.models.fast.resnet import is_supported, optimise_resnet
 
-__all__ = ["Recorded", "record", "speed_up", "speed_up_head", "suits"]
+__all__ = ["CapturedStep", "capture_graph", "is_supported", "optimise_head", "optimise_resnet"]

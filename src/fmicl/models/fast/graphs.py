@@ -1,7 +1,7 @@
-"""CUDA graphs: the kernels of a step are recorded once and then started all at once.
+"""CUDA graph capture of a training step.
 
-A step of a small network has hundreds of kernels of some microseconds each, and Python takes longer to ask for one than
-the GPU to run it. A recorded graph needs no Python.
+A step of a small network launches hundreds of kernels of a few microseconds each, and Python takes longer to launch a
+kernel than the GPU to run it. A captured graph launches all of them at once.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from torch import Tensor, nn
 
 from fmicl.utils.triton import compile_in_parallel
 
-__all__ = ["Recorded", "record"]
+__all__ = ["CapturedStep", "capture_graph"]
 
 Function = Callable[..., tuple[Tensor, ...]]
 
 
-class Recorded:
-    """A function that has been recorded for inputs of one kind; others go through the function itself.
+class CapturedStep:
+    """A function captured as a CUDA graph; inputs of other shapes or dtypes run the function itself.
 
     Args:
-        run: what was recorded.
-        usual: the function as it is.
-        inputs: such as it was recorded for.
+        graphed: the captured function.
+        eager: the function itself.
+        inputs: inputs like those that it was captured with.
     """
 
-    def __init__(self, run: Function, usual: Function, inputs: Sequence[Tensor]) -> None:
-        self.run, self.usual = run, usual
-        self.kind = [(value.shape, value.dtype) for value in inputs]
+    def __init__(self, graphed: Function, eager: Function, inputs: Sequence[Tensor]) -> None:
+        self.graphed, self.eager = graphed, eager
+        self.signature = _signature(inputs)
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The function's results, which the next call overwrites."""
-        same = self.kind == [(value.shape, value.dtype) for value in inputs]
-        return self.run(*inputs) if same else self.usual(*inputs)
+        return self.graphed(*inputs) if _signature(inputs) == self.signature else self.eager(*inputs)
 
 
-class _Whole(nn.Module):
+def _signature(inputs: Sequence[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(value.shape, value.dtype) for value in inputs]
+
+
+class _Step(nn.Module):
     """A function together with the modules whose parameters it uses."""
 
     def __init__(self, function: Function, modules: Sequence[nn.Module]) -> None:
@@ -52,55 +55,53 @@ class _Whole(nn.Module):
         return self.function(*inputs)
 
 
-def record(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) -> Recorded:
-    """Record a function of tensors, forward and backward, for inputs like these.
+def capture_graph(function: Function, modules: Sequence[nn.Module], *inputs: Tensor) -> CapturedStep:
+    """Capture the forward and backward pass of a function as CUDA graphs, for inputs like these.
 
-    What the modules hold (running statistics, say) is put back to what it was before. Gradients of parameters are in
-    memory that belongs to the graph and is overwritten by its next run: whoever adds up the gradients of several
-    batches must not record.
+    Buffers of the modules (running statistics) and the random state are restored afterwards. Gradients of parameters
+    are in memory of the graph, which its next run overwrites: don't capture a step whose gradients are accumulated.
 
     Args:
-        function: gives a tuple of tensors; it may look at no values on the CPU.
+        function: returns a tuple of tensors, and reads no values on the CPU.
         modules: those whose parameters and buffers it uses, in training mode on a CUDA device.
-        inputs: their values don't matter.
+        inputs: of the right shapes and dtypes; their values don't matter.
     """
-    whole = _Whole(function, modules)  # in training mode itself; parts that are frozen stay so
-    before = [buffer.clone() for buffer in whole.buffers()]
-    random = torch.cuda.get_rng_state(inputs[0].device)
+    step = _Step(function, modules)  # itself in training mode; frozen parts stay frozen
+    buffers = [buffer.clone() for buffer in step.buffers()]
+    random_state = torch.cuda.get_rng_state(inputs[0].device)
     dtype = torch.get_autocast_dtype("cuda")
     samples = tuple(value.detach().clone(memory_format=torch.preserve_format) for value in inputs)
-    # Recording is on a stream of its own, and so are the gradients' nodes; it says so at the first step after it, too.
+    # The capture has its own stream, and so have its gradients: torch would warn at the first step afterwards.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
-    # Inside a graph a weight that was converted once and kept would be one from the time of recording.
     try:
+        # Without autocast's cache, which would freeze converted weights in the graph.
         with torch.autocast("cuda", dtype, enabled=torch.is_autocast_enabled("cuda"), cache_enabled=False):
-            _compile(whole, samples)
-            with uncollected():
-                run: Any = torch.cuda.make_graphed_callables(whole, samples, allow_unused_input=True)
-    finally:  # also where it fails and training goes on without
-        # The first step draws the same random numbers, whether it was recorded before it or not.
-        torch.cuda.set_rng_state(random, inputs[0].device)
+            _compile_kernels(step, samples)
+            with no_garbage_collection():
+                graphed: Any = torch.cuda.make_graphed_callables(step, samples, allow_unused_input=True)
+    finally:  # also after a failure, where training continues without the graph
+        torch.cuda.set_rng_state(random_state, inputs[0].device)
         with torch.no_grad():
-            for buffer, value in zip(whole.buffers(), before, strict=True):
+            for buffer, value in zip(step.buffers(), buffers, strict=True):
                 buffer.copy_(value)
-    return Recorded(run, function, inputs)
+    return CapturedStep(graphed, function, inputs)
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Garbage is collected before, not within: a graph that is freed while another one is recorded spoils it."""
-    was = gc.isenabled()
+def no_garbage_collection() -> Iterator[None]:
+    """Collect garbage first and not inside: freeing a CUDA graph invalidates the capture of another one."""
+    enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was:
+        if enabled:
             gc.enable()
 
 
-def _compile(whole: nn.Module, samples: tuple[Tensor, ...]) -> None:
-    """Compile the step's programs by a trial. Nothing of it may be left: a node of autograd belongs to one stream."""
-    with contextlib.suppress(Exception), compile_in_parallel():  # what is wrong with the step, recording will tell
-        trained = [parameter for parameter in whole.parameters() if parameter.requires_grad]
-        torch.autograd.grad(whole(*samples)[0], trained, allow_unused=True)
+def _compile_kernels(step: nn.Module, samples: tuple[Tensor, ...]) -> None:
+    """Compile the step's Triton kernels by a trial run that leaves no autograd nodes, which are bound to a stream."""
+    with contextlib.suppress(Exception), compile_in_parallel():  # errors of the step are raised by the capture
+        trained = [parameter for parameter in step.parameters() if parameter.requires_grad]
+        torch.autograd.grad(step(*samples)[0], trained, allow_unused=True)

@@ -1,12 +1,12 @@
-"""Triton programs for batch normalisation, ReLU and residual sums: each tensor is read and written once a pass.
+"""Triton kernels of batch normalisation with residual sum and ReLU: a pass reads and writes each tensor once.
 
-A tensor of (N, H, W, C) in memory is a matrix of (M, C) here, M = N H W. With
+A tensor of (N, H, W, C) in memory is a matrix (M, C) here, M = N H W. With
 
     mean_c, var_c over the M rows,   xhat = (x - mean) / sqrt(var + eps),   y = relu(w xhat + b + skip)
 
-four passes over memory do a training step: `moments` and `apply` forward, `slopes` and `apply_gradient` backward. Each
-program adds up the rows of its own chunk, and whichever comes last adds up the chunks, always in the same order: no sum
-is atomic, so the same input gives the same bits.
+a training step takes four passes over memory: `moments` and `apply` forward, `slopes` and `apply_gradient` backward.
+Each program reduces its own chunk of rows, and the last one to finish combines the chunks, always in the same order: no
+sum is atomic, so the same input gives the same bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import triton.language as tl
 
 @triton.jit
 def _load(pointer, at, there, WHOLE: tl.constexpr):
-    """Values as float32; without a mask where tiles are whole, which lets the loads be wide."""
+    """Values as float32; without a mask for WHOLE tiles, which allows wide loads."""
     if WHOLE:
         return tl.load(pointer + at).to(tl.float32)
     return tl.load(pointer + at, mask=there, other=0.0).to(tl.float32)
@@ -33,7 +33,7 @@ def _store(pointer, at, value, there, WHOLE: tl.constexpr):
 
 @triton.jit
 def _sampled(rows, there, columns, c, h, w, EVERY: tl.constexpr):
-    """Of rows (n, i, j), where they stand in a tensor of every EVERYth i and j alone, and which of them do."""
+    """Offsets of rows (n, i, j) in a tensor with only every EVERYth i and j, and the mask of rows that are in it."""
     i, j = rows // w % h, rows % w
     here = (i % EVERY == 0) & (j % EVERY == 0)
     row = (rows // (h * w) * ((h + EVERY - 1) // EVERY) + i // EVERY) * ((w + EVERY - 1) // EVERY) + j // EVERY
@@ -42,8 +42,8 @@ def _sampled(rows, there, columns, c, h, w, EVERY: tl.constexpr):
 
 @triton.jit
 def _last_one(counters, place):
-    """Whether all other programs of this place have stored what they found; then the counter starts anew."""
-    tl.debug_barrier()  # of this program, all threads
+    """Whether all other programs of this place have stored their results; the last one resets the counter."""
+    tl.debug_barrier()  # all threads of this program
     seen = tl.atomic_add(counters + place, 1, sem="acq_rel")
     last = seen == tl.num_programs(0) - 1
     if last:
@@ -56,13 +56,14 @@ def moments(
     x, partial, counters, mean, rstd, running_mean, running_var, batches, m, c, chunk, momentum, eps,
     PAST: tl.constexpr, WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Mean and 1 / sqrt(var + eps) of each column; running statistics move, the batch counts.
+    """Mean and 1 / sqrt(var + eps) of each column; updates the running statistics and counts the batch.
 
-    If PAST, those two are of the running statistics before, but for batch 0; whoever asks for it counts the batch.
+    If PAST, mean and variance are the running statistics before this batch, except for batch 0; the caller then counts
+    the batch.
 
     Each program stores mean and sum of squared deviations of its chunk of rows in partial[:, p, :], and the last one
-    joins them (Chan et al., 1979). Sums are taken about the chunk's first row, so that a mean far from 0 takes no
-    digits from the variance.
+    combines them (Chan et al., 1979). Sums are about the chunk's first row, so that a mean far from 0 costs no
+    precision of the variance.
     """
     p, parts = tl.program_id(0), tl.num_programs(0)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -140,9 +141,9 @@ def apply(
     SKIP: tl.constexpr, RELU: tl.constexpr, EVERY: tl.constexpr,
     WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """y = relu(w xhat + b + skip), and every so many of its pixels once more, if EVERY > 1.
+    """y = relu(w xhat + b + skip); if EVERY > 1, also a copy of every EVERYth pixel.
 
-    From the last rows to the first: those were read last, and may still be cached.
+    From the last rows to the first: the last ones were read last, and may still be cached.
     """
     rows = (tl.num_programs(0) - 1 - tl.program_id(0)) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -155,7 +156,7 @@ def apply(
     if SKIP:
         value += _load(skip, at, there, WHOLE)
     if RELU:
-        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)  # or a broken number would look whole
+        value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)  # a ReLU must not hide NaN
     _store(y, at, value, there, WHOLE)
     if EVERY > 1:
         at, there = _sampled(rows, there, columns, c, h, w, EVERY)
@@ -167,7 +168,7 @@ def _incoming(
     one, two, y, value, scale, shift, rows, columns, at, there, c, h, w,
     TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, EVERY: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient at the input of the ReLU: of one or two users of y, where y > 0."""
+    """Gradient at the input of the ReLU: the sum over one or two users of y, where y > 0."""
     g = _load(one, at, there, WHOLE)
     if TWO:
         if EVERY > 1:
@@ -176,7 +177,7 @@ def _incoming(
         else:
             g += _load(two, at, there, WHOLE)
     if RELU:
-        if KEPT:  # y holds a residual too, and can't be told from x alone
+        if KEPT:  # with a residual, the sign of y doesn't follow from x
             positive = _load(y, at, there, WHOLE) > 0
         else:
             positive = value * scale[None, :] + shift[None, :] > 0
@@ -190,9 +191,9 @@ def slopes(
     TWO: tl.constexpr, RELU: tl.constexpr, KEPT: tl.constexpr, SENT: tl.constexpr, EVERY: tl.constexpr,
     WHOLE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr, BP: tl.constexpr,
 ):  # fmt: skip
-    """Sums of g and of g xhat, the gradients of bias and weight; g is written where a residual branch waits for it.
+    """Sums of g and of g xhat, the gradients of bias and weight; g is stored if a residual branch needs it (SENT).
 
-    Each program stores the sums of its chunk of rows, and the last one adds them up.
+    Each program stores the sums of its chunk of rows, and the last one adds them.
     """
     p, parts = tl.program_id(0), tl.num_programs(0)
     columns = tl.program_id(1) * BC + tl.arange(0, BC)

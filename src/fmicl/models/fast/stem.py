@@ -1,8 +1,8 @@
-"""The first convolution of a network on images: three channels in, many out.
+"""Stem convolution: the first layer of a network on images, with few input channels.
 
-Three channels are too few for the tensor cores' usual way to a convolution: cuDNN took longer for this layer than for
-one with twenty times the work. Here each program gathers its patches (27 numbers for 3 x 3 pixels) and makes one small
-matrix product, so that the time is that of writing the result.
+cuDNN's tensor-core algorithms need more than three channels: it took longer for this layer than for one with twenty
+times the work. Here each program gathers its patches (27 numbers for 3 x 3 pixels) and computes one small matrix
+product, so that the time is that of writing the result.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch.nn import functional as F
 from fmicl.models.fast import stem_device as device
 from fmicl.utils.triton import launch, multiprocessors
 
-__all__ = ["convolve_images", "suits_stem"]
+__all__ = ["convolve_stem", "is_supported_stem"]
 
 _LONGEST_PATCH = 64
 
 
-def suits_stem(conv: nn.Conv2d, images: Tensor) -> bool:
-    """Whether the convolution's patches are short, and nobody asks for the gradient of the images.
+def is_supported_stem(conv: nn.Conv2d, images: Tensor) -> bool:
+    """Whether `convolve_stem` supports the convolution: short patches, and images without a gradient.
 
-    The program counts pixels in 32 bits, so batches of more than that go the usual way.
+    Pixels are indexed with 32 bits, so larger batches are not supported.
     """
     size = conv.kernel_size[0]
     square = conv.kernel_size == (size, size) and conv.stride[0] == conv.stride[1]
@@ -34,11 +34,11 @@ def suits_stem(conv: nn.Conv2d, images: Tensor) -> bool:
     return square and plain and short and not images.requires_grad
 
 
-def convolve_images(conv: nn.Conv2d, images: Tensor) -> Tensor:
-    """What conv(images) gives, in the type that autocast asks for.
+def convolve_stem(conv: nn.Conv2d, images: Tensor) -> Tensor:
+    """conv(images) in autocast's dtype.
 
     Args:
-        conv: one that `suits_stem`.
+        conv: a convolution such that `is_supported_stem`.
         images: (N, C, H, W), on a CUDA device.
 
     Returns:
@@ -47,7 +47,7 @@ def convolve_images(conv: nn.Conv2d, images: Tensor) -> Tensor:
     dtype = images.dtype
     if torch.is_autocast_enabled(images.device.type):
         dtype = torch.get_autocast_dtype(images.device.type)
-    # In two steps: `to` leaves a part of larger images as it is, where only the order of its strides is right.
+    # In two steps: `to` with a memory format doesn't copy a slice of larger images, whose strides are only in order.
     images = images.to(dtype).contiguous(memory_format=torch.channels_last)
     result: Tensor = _Convolve.apply(images, conv.weight, conv.stride[0], conv.padding[0])
     return result
@@ -61,7 +61,7 @@ class _Convolve(torch.autograd.Function):
         out = [(side + 2 * padding - kernel) // stride + 1 for side in (height, width)]
         m, length = n * out[0] * out[1], kernel * kernel * channels
         depth = max(16, 1 << (length - 1).bit_length())
-        # (kernel, kernel, channels, outputs), as the patches are laid out
+        # (kernel, kernel, channels, outputs), the layout of the patches
         factor = F.pad(weight.permute(2, 3, 1, 0).reshape(length, outputs), (0, 0, 0, depth - length))
         result = torch.empty(n, out[0], out[1], outputs, dtype=images.dtype, device=images.device)
         block = min(64, max(16, 1 << (outputs - 1).bit_length()))

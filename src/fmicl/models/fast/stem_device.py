@@ -1,4 +1,4 @@
-"""Triton programs for a convolution of few input channels, whose patches are short enough to be gathered as they go."""
+"""Triton kernels of a convolution with few input channels, which gather short patches on the fly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _patches(
     images, rows, there, height, width, out_height, out_width, stride, padding,
     CHANNELS: tl.constexpr, KERNEL: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, BK): the pixels under the kernel at each place of the result, channel by channel; 0 beyond the border."""
+    """(rows, BK): the patch of each output pixel, with channels last; 0 beyond the border."""
     k = tl.arange(0, BK)
     dy, dx, channel = k // (KERNEL * CHANNELS), (k // CHANNELS) % KERNEL, k % CHANNELS
     n = rows // (out_height * out_width)

@@ -20,11 +20,11 @@ from fmicl.data import (
     Splits,
     ViewStream,
     dataset_info,
-    listed,
-    pictures,
-    plain_batches,
+    describe_change,
+    display_images,
+    evaluation_batches,
     printable,
-    what_changed,
+    summarise_skipped,
 )
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.evaluation.features import EVALUATION_BATCH, evaluation_batch_size, extract_features
@@ -36,7 +36,7 @@ from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
 from fmicl.training.tasks.image_parts import load_splits
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import check_writable, keep_old, write_json, write_whole
+from fmicl.utils.files import back_up_json, check_writable, write_atomically, write_json
 
 PAIRS = 2048
 """At most so many samples are looked at for the geometry of the embeddings."""
@@ -92,7 +92,7 @@ def evaluate_run(
     results: dict[str, Any] = {"knn": None, "linear": None, "epoch": settings.epochs, "split": None}
     if splits is None:
         splits = load_splits(settings, say)
-        changed = what_changed(read_fingerprint(run), splits)
+        changed = describe_change(read_fingerprint(run), splits)
         if changed:
             say(
                 f"warning: the data has changed since {run.path} was trained, so these are not the run's own results: "
@@ -135,10 +135,11 @@ def evaluate_run(
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
-        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {listed(broken)}")
+        left_out = summarise_skipped(broken)
+        say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {left_out}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, settings)
-    keep_old(run.results, results)
-    write_whole(run.arrays, lambda path: save_file(arrays, path))
+    back_up_json(run.results, results)
+    write_atomically(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results
 
@@ -184,7 +185,7 @@ def _features(
     broken: list[Skipped] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
-    batches = plain_batches(
+    batches = evaluation_batches(
         samples,
         size=settings.size,
         mean=settings.mean,
@@ -298,6 +299,6 @@ def _neighbours(
     # Where the queries are in the gallery themselves, each is its own nearest neighbour and is left out.
     found = nearest_neighbours(features, asked[chosen.to(asked.device)], count + int(own))
     indices, similarity = found.indices[:, int(own) :], found.similarities[:, int(own) :]
-    rows = torch.stack([pictures(gallery, row, settings.size) for row in indices])
-    shown = torch.cat([pictures(pool, chosen, settings.size).unsqueeze(1), rows], dim=1)
+    rows = torch.stack([display_images(gallery, row, settings.size) for row in indices])
+    shown = torch.cat([display_images(pool, chosen, settings.size).unsqueeze(1), rows], dim=1)
     return {"neighbour_images": shown.contiguous(), "neighbour_similarity": similarity.cpu().contiguous()}

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from torch import nn
 
 from fmicl.config import Settings
-from fmicl.data import Splits, dataset_info, listed, load_images
+from fmicl.data import Splits, dataset_info, load_images, summarise_skipped
 from fmicl.methods import Method, Rotation
 from fmicl.methods.rotation import RotationOptions
-from fmicl.models.vision import build_encoder, check_size
+from fmicl.models.vision import build_encoder, check_input_size
 from fmicl.runs.folder import exclude_runs
 
 __all__ = ["build_image_encoder", "build_image_method", "load_splits"]
@@ -40,7 +40,7 @@ def build_image_encoder(settings: Settings) -> nn.Module:
     )
     if settings.rotation_weight:
         try:
-            check_size(encoder, settings.encoder, settings[RotationOptions].size(size), channels)
+            check_input_size(encoder, settings.encoder, settings[RotationOptions].size(size), channels)
         except ValueError as error:
             raise ValueError(
                 f"{str(error).removesuffix('.')}; these are the rotated images (--rotation-weight): take "
@@ -84,7 +84,8 @@ def load_splits(settings: Settings, say: Callable[[str], None] = lambda _: None)
             exclude=exclude_runs,
         )
     if splits.skipped:
-        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {listed(splits.skipped)}")
+        left_out = summarise_skipped(splits.skipped)
+        say(f"warning: {len(splits.skipped)} image(s) can't be read and are left out: {left_out}")
     if splits.left_out:
-        say(f"warning: folders in {settings.data_dir} are left out: {listed(splits.left_out)}")
+        say(f"warning: folders in {settings.data_dir} are left out: {summarise_skipped(splits.left_out)}")
     return splits

@@ -10,11 +10,20 @@ import torch
 from torch import Tensor
 
 from fmicl.config import Settings
-from fmicl.data import Skipped, ViewStream, dataset_info, described, fingerprint, listed, named_folder, what_changed
+from fmicl.data import (
+    Skipped,
+    ViewStream,
+    dataset_info,
+    describe_change,
+    describe_splits,
+    fingerprint,
+    require_data_dir,
+    summarise_skipped,
+)
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
 from fmicl.methods.rotation import require_finite_at_zero
-from fmicl.models.vision import settings_of
+from fmicl.models.vision import encoder_specific_options
 from fmicl.runs.export import EncoderConfig, export
 from fmicl.runs.folder import Run
 from fmicl.training.callbacks import Monitor, MonitorNothing
@@ -50,7 +59,7 @@ class ImageTask(Task):
             compile=context.compiled,
             report=self._report_broken,
         )
-        if settings.memory_gib and dataset_info(settings.dataset).folder:
+        if settings.memory_gib and dataset_info(settings.dataset).is_folder:
             self.memory_hint = "; with --memory-gib 0 the images stay on the disk"
 
     @classmethod
@@ -60,7 +69,7 @@ class ImageTask(Task):
         if settings.rotation_weight:
             require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
         if dataset_info(settings.dataset).needs_folder:
-            folder = Path(named_folder(settings.dataset, settings.data_dir))
+            folder = Path(require_data_dir(settings.dataset, settings.data_dir))
             if local and not settings.download and not folder.exists():
                 raise FileNotFoundError(f"there is no folder {folder}")
         try:
@@ -72,9 +81,9 @@ class ImageTask(Task):
 
     def _report_broken(self, broken: Sequence[Skipped]) -> None:
         """Report files that passed the check of their header and end; each process reports its own."""
+        replaced = summarise_skipped(broken)
         print(
-            f"warning: {len(broken)} image(s) can't be decoded, others are trained on instead: {listed(broken)}",
-            flush=True,
+            f"warning: {len(broken)} image(s) can't be decoded, others are trained on instead: {replaced}", flush=True
         )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -83,7 +92,7 @@ class ImageTask(Task):
 
     def data_changes(self, before: dict[str, Any] | None) -> str:
         """Which of them changed."""
-        return what_changed(before, splits=self.splits)
+        return describe_change(before, splits=self.splits)
 
     def build_method(self) -> Method:
         """The method around the encoder, with rotation prediction if it is asked for."""
@@ -111,9 +120,9 @@ class ImageTask(Task):
     def start_lines(self) -> list[str]:
         """Classes and held-out images, and options that this encoder doesn't have."""
         changed = {"stem", "stable_vit"} & set(self.settings.changes)
-        unused = sorted(changed - settings_of(self.encoder))
+        unused = sorted(changed - encoder_specific_options(self.encoder))
         lines = [f"warning: {name} has no effect: encoder {self.settings.encoder} has no such part" for name in unused]
-        return [described(self.splits), *lines]
+        return [describe_splits(self.splits), *lines]
 
     def monitor(self) -> Monitor:
         """k-NN accuracy; nothing where the data has no labels."""

@@ -13,27 +13,27 @@ from torch import Tensor, nn
 
 from fmicl import how_to_install
 from fmicl.config import Settings
-from fmicl.data import LineReader, SentenceStream, text_changed, tokenise_file
+from fmicl.data import LineReader, SentenceStream, describe_text_change, tokenise_file
 from fmicl.evaluation.sts import StsTask, load_sts, load_stsb
 from fmicl.methods import Method
 from fmicl.models.text import (
     SentenceEncoder,
     Tokenizer,
     build_sentence_encoder,
-    check_model,
-    makes_views,
-    point_to,
+    check_model_path,
+    declared_length_limit,
+    has_dropout,
+    nested_modules,
     save_sentence_encoder,
     sentence_head,
-    told_limit,
 )
-from fmicl.runs.export import plain_weights
+from fmicl.runs.export import contiguous_state_dict
 from fmicl.runs.folder import Run
 from fmicl.training.callbacks import Monitor, MonitorNothing
 from fmicl.training.memory import BatchDescription
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.text_evaluation import evaluate_text, note_scores, stsb_scorer
-from fmicl.utils.files import read_json, write_json, write_whole
+from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["StsMonitor", "TextTask", "build_text_method", "check_lengths", "export_text"]
 
@@ -91,11 +91,11 @@ class TextTask(Task):
         if settings.data is None:
             raise ValueError("no text to train on: name a file with a sentence per line with --data FILE")
         if local:
-            check_model(settings.model)
+            check_model_path(settings.model)
             for path in (settings.data, settings.sts):
                 if path is not None and not path.exists():
                     raise FileNotFoundError(f"there is no {'file' if path.suffix else 'folder'} {path}")
-        check_lengths(settings, told_limit(settings.model))
+        check_lengths(settings, declared_length_limit(settings.model))
 
     def fingerprint(self) -> dict[str, Any]:
         """Digests of the text and of STS-B dev, which chooses the encoder."""
@@ -103,7 +103,7 @@ class TextTask(Task):
 
     def data_changes(self, before: dict[str, Any] | None) -> str:
         """Which of them changed."""
-        return text_changed(before, now=self.fingerprint())
+        return describe_text_change(before, now=self.fingerprint())
 
     def build_method(self) -> Method:
         """The method around the encoder; embeddings have the encoder's width."""
@@ -125,7 +125,7 @@ class TextTask(Task):
         """Sizes, and a warning if the encoder has no dropout."""
         sentences = self.sentences
         lines = [f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped"]
-        if not makes_views(self.encoder):
+        if not has_dropout(self.encoder):
             lines.append(
                 f"warning: {self.settings.model} has no dropout, which makes the two views of a sentence: they are "
                 "identical, and the loss can only push sentences apart. Set it in the model's config.json"
@@ -243,13 +243,13 @@ def check_lengths(settings: Settings, limit: int) -> None:
 
 def export_text(run: Run, encoder: SentenceEncoder, projection: nn.Module, tokenizer: Tokenizer, length: int) -> None:
     """Write RUN/sentence_transformer, and what makes RUN itself one; the head, if there is one, as safetensors."""
-    head = plain_weights(projection)
+    head = contiguous_state_dict(projection)
     if head:
-        write_whole(run.projection, lambda path: save_file(head, path))
+        write_atomically(run.projection, lambda path: save_file(head, path))
     save_sentence_encoder(encoder, tokenizer, length, run.sentence_transformer)
     name = "config_sentence_transformers.json"
-    write_whole(run.path / name, lambda path: path.write_bytes((run.sentence_transformer / name).read_bytes()))
-    write_json(run.modules, point_to(run.path, run.sentence_transformer))
+    write_atomically(run.path / name, lambda path: path.write_bytes((run.sentence_transformer / name).read_bytes()))
+    write_json(run.modules, nested_modules(run.path, run.sentence_transformer))
 
 
 def _digest(task: StsTask) -> str:

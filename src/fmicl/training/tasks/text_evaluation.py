@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.evaluation.sts import StsTask, evaluate_tasks, load_sts
-from fmicl.models.norms import evaluating
+from fmicl.models.norms import evaluation_mode
 from fmicl.models.text import Tokenizer
 from fmicl.runs.folder import Run
 from fmicl.runs.sentence_encoder import load_sentence_encoder
-from fmicl.utils.files import check_new, keep_old, read_json, write_json, write_whole
+from fmicl.utils.files import back_up_json, check_new_file, read_json, write_atomically, write_json
 from fmicl.utils.validation import TokenPooling
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def evaluate_text(
             is damaged.
     """
     if output is not None:
-        check_new(output, "take another --json")
+        check_new_file(output, "take another --json")
     tasks = load_sts(sts)  # cheap: what is wrong with them is said before a model is loaded
     encode = load_sentence_encoder(path, device, pooling)
     about = {"model": str(path)} if pooling is None else {"model": str(path), "pooling": pooling}
@@ -91,7 +91,7 @@ def note_scores(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] |
         before = read_json(run.results) if run.results.exists() else {}
         about = {key: before.get(key) for key in ABOUT}
     results = {**about, **{key: value for key, value in (scores or {}).items() if key != "model"}}
-    keep_old(run.results, results)
+    back_up_json(run.results, results)
     write_json(run.results, results)
     return results
 
@@ -114,7 +114,7 @@ def stsb_scorer(
             vectors: Tensor = encoder.forward(batches[key])
             return vectors
 
-        with evaluating(encoder):
+        with evaluation_mode(encoder):
             value: float | None = evaluate_tasks(encode, {task.name: task}, batch_size=DEV_BATCH)[task.name]
         return value
 
@@ -135,7 +135,7 @@ def write_new_json(path: Path, value: object) -> None:
         {'avg': 78.02}
     """
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
 
 
 def _bar(batches: Iterable[Sequence[str]], total: int) -> Iterable[Sequence[str]]:

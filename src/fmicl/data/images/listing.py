@@ -1,0 +1,206 @@
+"""From a listing of image files to splits: checks, resizing into memory, labels.
+
+Every image is checked before training starts: decoded, or, in folders of more than 10,000 that don't fit into memory,
+only its header and its end (damage in between is then found in training, see :class:`fmicl.data.ViewStream`). Images
+that can't be read are skipped with a warning; it is an error if there are no others. They influence neither which of
+the others are held out nor the shape at which these are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import ImageOps
+from torch import Tensor
+
+from fmicl.data.images.decoding import check_images, map_in_threads, resize_centre, stored_side, to_tensor, try_decode
+from fmicl.data.images.registry import LoadRequest
+from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped, summarise_skipped
+from fmicl.data.images.search import image_paths, report_skipped
+from fmicl.data.images.splits import Splits, too_few_to_evaluate
+
+__all__ = ["Listing", "class_folders", "load_listing"]
+
+DECODED_LIMIT = 10_000
+"""Up to so many images are decoded before training to check them, even if they stay files."""
+_logger = logging.getLogger("fmicl")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files of a dataset with their labels, before any of them is opened.
+
+    Attributes:
+        root: folder of the dataset.
+        paths: training images, the labelled ones first.
+        labels: their labels; -1 without one.
+        classes: names of the classes; empty without labels.
+        test_paths: test images, all labelled.
+        test_labels: their labels.
+        split: name of the test split.
+        left_out: subfolders that are not searched.
+    """
+
+    root: Path
+    paths: list[Path]
+    labels: list[int]
+    classes: tuple[str, ...] = ()
+    test_paths: list[Path] = field(default_factory=list)
+    test_labels: list[int] = field(default_factory=list)
+    split: str = "none"
+    left_out: list[Skipped] = field(default_factory=list)
+
+
+def class_folders(train: Path, test: Path, request: LoadRequest) -> Listing:
+    """The listing of two folders, below one root, with a subfolder per class in each.
+
+    Raises:
+        FileNotFoundError: one has no images.
+        ValueError: an image is in no class folder, or a test class is no training class.
+    """
+    left_out: list[Skipped] = []
+    found: list[tuple[list[Path], list[str]]] = []
+    for folder in (train, test):
+        paths = image_paths(folder, left_out, request.exclude)
+        loose = next((p for p in paths if p.parent == folder), None)
+        if loose is not None:
+            raise ValueError(
+                f"{loose} is in no class folder: {folder} needs a folder for each class, with its images inside"
+                + (" (for ImageNet's val/ the script valprep.sh sorts them)" if folder == test else "")
+            )
+        found.append((paths, [p.relative_to(folder).parts[0] for p in paths]))
+    (paths, names), (test_paths, test_names) = found
+    classes = sorted(set(names))
+    unknown = sorted(set(test_names) - set(classes))
+    if unknown:
+        raise ValueError(
+            f"{test} has {len(unknown)} classes that {train} lacks, for example {unknown[0]}: both need the same names"
+        )
+    index = {name: i for i, name in enumerate(classes)}
+    return Listing(
+        train.parent, paths, [index[n] for n in names], tuple(classes), test_paths, [index[n] for n in test_names],
+        test.name.lower(), left_out,
+    )  # fmt: skip
+
+
+def load_listing(listing: Listing, request: LoadRequest) -> Splits:
+    """Check every image, load them into memory if they fit, and make the splits.
+
+    Raises:
+        FileNotFoundError: no image can be read.
+        ValueError: there are classes, but too few readable images to evaluate on.
+    """
+    paths = listing.paths + listing.test_paths
+    labels = torch.tensor(listing.labels + listing.test_labels, dtype=torch.int64)
+    is_test = torch.arange(len(paths)) >= len(listing.paths)
+    _logger.info("checking %s images in %s", f"{len(paths):,}", listing.root)
+    shapes, skipped = check_images(paths)
+    samples, failed = _load(shapes, request)
+    skipped += failed
+    report_skipped(listing.root, skipped, len(paths), listing.left_out)
+    bad = {x.path for x in skipped}
+    good = [i for i, path in enumerate(paths) if path not in bad]
+    names = [paths[i].relative_to(listing.root).as_posix() for i in good]
+    return _split(samples, names, labels[good], is_test[good], listing, tuple(skipped))
+
+
+def _load(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[Samples, list[Skipped]]:
+    """The images in memory if they fit, else as files; and those that only decoding finds damaged."""
+    plan = height, width, fits = _plan(shapes, request)
+    images: Tensor | None = None
+    failed: list[Skipped] = []
+    if fits:
+        images, failed = _decode_all(list(shapes), height, width, request.size)
+    elif len(shapes) <= DECODED_LIMIT:
+        failed = [x for x in map_in_threads(_damage, list(shapes)) if x is not None]
+    bad = {x.path for x in failed}
+    readable = {path: shape for path, shape in shapes.items() if path not in bad}
+    if _plan(readable, request) != plan:  # the damaged images influenced it
+        images = None  # free the memory before the others are read again
+        samples, more = _load(readable, request)
+        return samples, failed + more
+    return FileSamples(tuple(readable)) if images is None else ArraySamples(images), failed
+
+
+def _plan(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[int, int, bool]:
+    """Height and width at which the images would be kept in memory, and whether they fit.
+
+    Small images of one shape are kept pixel for pixel; others become squares.
+    """
+    side = stored_side(request.size)
+    first = next(iter(shapes.values()), (side, side))
+    same = max(first) <= side and all(shape == first for shape in shapes.values())
+    height, width = first if same else (side, side)
+    return height, width, len(shapes) * 3 * height * width <= request.memory_limit
+
+
+def _damage(path: Path) -> Skipped | None:
+    found = try_decode(path)
+    return found if isinstance(found, Skipped) else None
+
+
+def _decode_all(paths: Sequence[Path], height: int, width: int, size: int) -> tuple[Tensor, list[Skipped]]:
+    def one(path: Path) -> Tensor | Skipped:
+        image = try_decode(path)
+        if isinstance(image, Skipped):
+            return image
+        if image.size != (width, height):
+            if height == width == stored_side(size):
+                image = resize_centre(image, height, size, keep_margin=True)
+            else:  # the header was wrong about the shape
+                image = ImageOps.fit(image, (width, height))
+        return to_tensor(image)
+
+    images = torch.empty(len(paths), 3, height, width, dtype=torch.uint8)
+    failed: list[Skipped] = []
+    count = 0
+    for result in map_in_threads(one, paths):
+        if isinstance(result, Skipped):
+            failed.append(result)
+        else:
+            images[count] = result
+            count += 1
+    return images[:count], failed
+
+
+def _split(
+    samples: Samples,
+    names: list[str],
+    labels: Tensor,
+    is_test: Tensor,
+    listing: Listing,
+    skipped: tuple[Skipped, ...],
+) -> Splits:
+    root, left_out = listing.root, tuple(listing.left_out)
+    if not listing.classes:
+        return Splits(samples, None, None, (), skipped, listing.split, root, tuple(names), left_out)
+    train = (~is_test & (labels >= 0)).nonzero()[:, 0]
+    rest = (~is_test).nonzero()[:, 0]
+    held = is_test.nonzero()[:, 0]
+    missing = too_few_to_evaluate(labels[train], len(held))
+    if missing:
+        unread = f". These can't be read: {summarise_skipped(skipped)}" if skipped else ""
+        raise ValueError(f"{root} has too few readable images in its class folders to evaluate on: {missing}{unread}")
+    training = _labelled(samples.select(train), labels[train])
+    return Splits(
+        pretrain=training if len(rest) == len(train) else samples.select(rest),
+        train=training,
+        test=_labelled(samples.select(held), labels[held]),
+        classes=listing.classes,
+        skipped=skipped,
+        split=listing.split,
+        root=root,
+        names=tuple(names[i] for i in rest.tolist()),
+        left_out=left_out,
+        test_names=tuple(names[i] for i in held.tolist()),
+    )
+
+
+def _labelled(samples: Samples, labels: Tensor) -> Samples:
+    if isinstance(samples, ArraySamples):
+        return ArraySamples(samples.images, labels)
+    return FileSamples(samples.paths, labels)

@@ -26,6 +26,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or 
 
 import measure  # noqa: E402
 import torch  # noqa: E402
+from fmicl.training.building import build_method, build_recipe_encoder  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fmicl.config.recipes import RECIPES, Recipe  # noqa: E402
@@ -34,7 +35,6 @@ from fmicl.methods import Method, MoCo  # noqa: E402
 from fmicl.methods.base import Compared  # noqa: E402
 from fmicl.methods.simclr import anchored_pairs  # noqa: E402
 from fmicl.sweep.grid import cells, parse_case  # noqa: E402
-from fmicl.training.building import build_method, build_recipe_encoder  # noqa: E402
 from fmicl.training.pipeline import resolve_precision  # noqa: E402
 
 IMAGES = 50_000

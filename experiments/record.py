@@ -127,8 +127,9 @@ def _number(text: str) -> float | None:
 
 
 def _default(recipe: str) -> Any:
-    from fmicl.config.recipes import RECIPES
     from fmicl.config.text_recipes import TEXT_RECIPES
+
+    from fmicl.config.recipes import RECIPES
 
     entries: dict[str, Any] = {**RECIPES, **TEXT_RECIPES}
     return entries[recipe].recipe if recipe in entries else None

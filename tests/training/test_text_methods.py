@@ -88,7 +88,7 @@ def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", METHODS.names())
 def test_loss_of_two_dropout_passes_and_a_step_that_lowers_it(name: Any, objective: Any, place: Path) -> None:
     method, batch = method_and_batch(place, method=name, objective=objective)
     torch.manual_seed(7)

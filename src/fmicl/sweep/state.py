@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fmicl.config import Settings
-from fmicl.runs.folder import Run, create_run
+from fmicl.runs.folder import SWEEP_FILE, Run, create_run
 from fmicl.runs.settings import read_settings
 from fmicl.sweep.grid import Cell
 from fmicl.sweep.launchers import Handle
@@ -30,7 +30,6 @@ from fmicl.sweep.summary import summarise
 from fmicl.utils import locks
 from fmicl.utils.files import check_writable, read_json, write_json
 from fmicl.utils.provenance import command_line
-from fmicl.utils.run_files import SWEEP_FILE
 
 __all__ = ["Progress", "State", "SweepRecord", "SweepRun", "find_folder", "last_error", "lock_folder", "read_progress"]
 

@@ -110,7 +110,14 @@ def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
     assert record.record_path(told) == Path("cifar10", f"kl-2e-alpha=10-blur=0.5-s0-{told['hash']}.json")
     infonce = record.make_record(run_folder(tmp_path / "other", objective="infonce", alpha=10.0))
     assert record.record_path(infonce).name == f"infonce-2e-s0-{infonce['hash']}.json"  # alpha has no effect there
-    many = {"method": "moco", "symmetric": True, "queue": 8192, "dim": 128, "gamma": 2.5, "learning_rate": 0.3}
+    many: dict[str, Any] = {
+        "method": "moco",
+        "symmetric": True,
+        "queue": 8192,
+        "dim": 128,
+        "gamma": 2.5,
+        "learning_rate": 0.3,
+    }
     long = record.record_path(record.make_record(run_folder(tmp_path / "long", "digits", shift="optimal", **many)))
     assert long.parent == Path("digits")
     assert long.stem.startswith("moco-kl-2e-queue=8192-symmetric-")

@@ -235,7 +235,7 @@ def _runs(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
             continue
         runs = read_json(path / "sweep.json")["runs"]
-        finished = [path / name for name, run in runs.items() if run["state"] == "finished"]
+        finished = [path / run["folder"] for run in runs if run["state"] == "finished"]
         if not finished:
             raise ValueError(f"no run of the sweep in {path} is finished")
         yield from finished

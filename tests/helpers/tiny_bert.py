@@ -28,6 +28,6 @@ def tiny_bert(folder: Path, *, dropout: float = 0.1, seed: int = 0) -> SentenceT
         vocab_size=len(WORDS) + 5, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=16, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
     )  # fmt: skip
-    BertModel(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    BertModel(config).save_pretrained(folder)
     words = Transformer(str(folder))
     return SentenceTransformer(modules=[words, Pooling(words.get_embedding_dimension(), "mean")], device="cpu")

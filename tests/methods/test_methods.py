@@ -152,7 +152,7 @@ def test_with_past_statistics_a_key_does_not_depend_on_its_batch(name: str) -> N
 
 
 def test_unknown_statistics_are_refused() -> None:
-    with pytest.raises(ValueError, match="statistics .*'running'"):
+    with pytest.raises(ValueError, match=r"statistics .*'running'"):
         build("moco", fmicl.InfoNCELoss(), statistics="running")
 
 
@@ -209,7 +209,7 @@ def test_momentum_rises_to_its_end_along_a_cosine(name: str, options: dict[str, 
 
 def test_registered_methods_have_their_class_and_near_names() -> None:
     assert METHODS["simclr"].value.method is SimCLR
-    with pytest.raises(ValueError, match="'mocoo'.*'moco'"):
+    with pytest.raises(ValueError, match=r"'mocoo'.*'moco'"):
         METHODS["mocoo"]
 
 

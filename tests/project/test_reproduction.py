@@ -190,12 +190,13 @@ def test_a_run_is_not_archived_again_under_another_name(tmp_path: Path, capsys: 
 def test_all_finished_runs_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (0, 1):
         run_folder(tmp_path / "sweep" / f"seed={seed}", seed=seed)
-    states = {"seed=0": {"state": "finished"}, "seed=1": {"state": "finished"}, "seed=2": {"state": "failed"}}
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": states}))
+    states = ("finished", "finished", "failed")
+    runs = [{"folder": f"seed={seed}", "state": state} for seed, state in enumerate(states)]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": runs}))
     assert record.main([str(tmp_path / "sweep"), "--into", str(tmp_path / "results")]) == 0
     names = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "results" / "cifar10").iterdir())
     assert names == ["kl-2e-s0", "kl-2e-s1"]
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": {"seed=2": {"state": "failed"}}}))
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": runs[2:]}))
     assert record.main([str(tmp_path / "sweep"), "--into", str(tmp_path / "results")]) == 2
     assert "no run of the sweep" in capsys.readouterr().err
 

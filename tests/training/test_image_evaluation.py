@@ -134,9 +134,7 @@ def test_probe_views_add_a_second_probe(
     assert "linear_views" not in without
     assert without["linear"] == found["linear"]
     given: dict[str, Any] = {}
-    monkeypatch.setattr(
-        "fmicl.training.tasks.image_evaluation.evaluate_run", lambda _, **options: given.update(options)
-    )
+    monkeypatch.setattr(image_evaluation, "evaluate_run", lambda _, **options: given.update(options))
     assert cli.main(["evaluate", str(run.path), "--probe-views", "3"]) == 0
     assert given["probe_views"] == 3
 

@@ -63,7 +63,7 @@ def test_momentum_encoder_and_learning_rate_change_once_per_step() -> None:
     optimizer = module.optimizers()
     assert isinstance(optimizer, torch.optim.Optimizer)
     started: list[float] = []
-    module.method.start_step = started.append  # type: ignore[method-assign]
+    module.method.start_step = started.append  # type: ignore[assignment]
     rates = []
     for index in range(4):
         module.training_step(some_batch(), index)["loss"].backward()

@@ -18,7 +18,7 @@ import torch
 
 from fmicl.cli import main as cli
 from fmicl.config import Settings
-from fmicl.data.images import decoding as reading
+from fmicl.data.images.decoding import load_batches
 from fmicl.methods import METHODS
 from fmicl.models.vision import SmallConv
 from fmicl.runs.folder import Run
@@ -26,7 +26,7 @@ from fmicl.training.checkpoints import Checkpointer, load_checkpoint
 from fmicl.training.pipeline import train
 from fmicl.training.tasks.image_parts import build_image_encoder, load_splits
 from fmicl.utils.errors import Stopped
-from fmicl.utils.locks import locked
+from fmicl.utils.locks import lock_folder
 from image_sets import make
 from small_settings import digits, small
 
@@ -68,7 +68,7 @@ def test_killed_and_resumed_run_is_bit_identical(method: str, tmp_path: Path) ->
     assert whole is not None
     # The same run in a process of its own, which is killed in the middle of an epoch.
     script = (
-        "import sys; from pathlib import Path; from small_settings import digits; from fmicl.training import train; "
+        "import sys; from pathlib import Path; from fmicl.training import train; from small_settings import digits; "
     )
     script += f"train(digits(**{changes!r}), out=Path(sys.argv[1]))"
     environment = {
@@ -279,7 +279,7 @@ class _Handlers(torch.utils.data.Dataset[bool]):
 
 
 def test_workers_ignore_the_signals_of_a_terminal() -> None:
-    assert bool(next(iter(reading.load(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
+    assert bool(next(iter(load_batches(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
 def start(out: Path, *options: str) -> subprocess.Popen[str]:
@@ -331,7 +331,7 @@ def test_only_one_process_trains_in_a_folder(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    with locked(tmp_path / "run", "taken"):
+    with lock_folder(tmp_path / "run", "taken"):
         pass  # a killed process holds no lock
 
 
@@ -375,7 +375,7 @@ def test_resume_refuses_other_settings_and_allows_another_machine(tmp_path: Path
     train(digits(epochs=1), out=tmp_path / "run")
     with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):
         train(digits(epochs=2, seed=1), out=tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match="size was 8, is now 16$"):
+    with pytest.raises(ValueError, match=r"size was 8, is now 16$"):
         train(digits(epochs=1, size=16), out=tmp_path / "run", resume=True)
     assert train(digits(epochs=1, workers=1, checkpoint_minutes=3), out=tmp_path / "run", resume=True) is not None
 

@@ -19,7 +19,8 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from fmicl.cli import main as cli
 from fmicl.evaluation.sts import TASKS, evaluate_sts
 from fmicl.runs.sentence_encoder import load_sentence_encoder
-from fmicl.training.tasks.text_evaluation import evaluate_text, write_new_json
+from fmicl.training.tasks.text_evaluation import evaluate_text
+from fmicl.utils.files import write_json
 from fmicl.utils.validation import TokenPooling
 from sts_files import write_sts
 from tiny_bert import tiny_bert
@@ -104,7 +105,7 @@ def test_wrong_paths_and_options_end_in_one_message(
     run, plain, other = tmp_path / "run", tmp_path / "plain", tmp_path / "other"
     for folder, file in ((run, "settings.json"), (plain, "config.json"), (other, "notes.txt")):
         folder.mkdir()
-        (folder / file).write_text("{}")
+        (folder / file).write_text('{"task": "images"}' if folder == run else "{}")
     assert "there is no folder /nowhere" in error_of(capsys, "/nowhere", "--sts", sts)
     assert "neither a run folder" in error_of(capsys, other, "--sts", sts)
     assert "a run folder with an image encoder" in error_of(capsys, run, "--sts", sts)
@@ -138,14 +139,14 @@ def test_an_existing_file_is_not_overwritten(
     output.write_text("mine")
     assert "exists and is not overwritten" in error_of(capsys, saved, "--sts", sts, "--json", output)
     with pytest.raises(FileExistsError, match="exists and is not overwritten"):  # it came while the scores were made
-        write_new_json(output, {})
+        write_json(output, {}, overwrite=False)
     assert output.read_text() == "mine"
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        write_new_json(tmp_path / "x.json", {"avg": math.nan})
+        write_json(tmp_path / "x.json", {"avg": math.nan}, overwrite=False)
     monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_new_json(tmp_path / "x.json", {})
+        write_json(tmp_path / "x.json", {}, overwrite=False)
     assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def encoder_specific_options(place: Path, **changes: Any) -> Settings:
+def text_settings(place: Path, **changes: Any) -> Settings:
     usual = {"sts": place / "sts", "sts_every": 3, "checkpoint_steps": 2, "learning_rate": 1e-3, "queue": 32}
     return small(place, **usual | changes)
 
@@ -67,13 +67,13 @@ def whole(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fmicl.training.tasks.text.evaluate_text", lambda *_, **__: None)
         patch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
-        train(encoder_specific_options(place, **LONG), out=out)
+        train(text_settings(place, **LONG), out=out)
     return out
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_stopped_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path, whole: Path, tmp_path: Path) -> None:
-    arguments = encoder_specific_options(place, **LONG).arguments()
+    arguments = text_settings(place, **LONG).arguments()
     process = subprocess.Popen(
         [sys.executable, "-m", "fmicl", "train", "wikipedia", *arguments, "--out", str(tmp_path / "cut")],
         env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
@@ -96,7 +96,7 @@ def test_stopped_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path
     assert 0 < load_checkpoint(run.checkpoint)["batches"] < 40 * 8
     (run.path / ".sentence_transformer.1.tmp" / "whole").mkdir(parents=True)  # as if killed while exporting
     assert not run.modules.exists()
-    assert train(encoder_specific_options(place, **LONG), out=run.path, resume=True) is not None
+    assert train(text_settings(place, **LONG), out=run.path, resume=True) is not None
     assert_same(whole, run.path)
     assert not list(run.path.rglob("*.tmp"))
 
@@ -114,7 +114,7 @@ CUTS = [
 def test_cut_anywhere(
     method: str, after: int, steps: int, accumulate: int, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = encoder_specific_options(place, method=method, checkpoint_steps=steps, accumulate=accumulate, epochs=2)
+    settings = text_settings(place, method=method, checkpoint_steps=steps, accumulate=accumulate, epochs=2)
     train(settings, out=tmp_path / "whole")
     with interrupted_after(after, monkeypatch):
         train(settings, out=tmp_path / "cut")
@@ -127,17 +127,17 @@ def test_resume_refuses_another_text_and_allows_another_place(
 ) -> None:
     moved = tmp_path / "moved.txt"
     moved.write_bytes((place / "text.txt").read_bytes())
-    train(encoder_specific_options(place), out=tmp_path / "run")
-    again = encoder_specific_options(place, data=moved, cache_dir=tmp_path / "cache", checkpoint_minutes=3)
+    train(text_settings(place), out=tmp_path / "run")
+    again = text_settings(place, data=moved, cache_dir=tmp_path / "cache", checkpoint_minutes=3)
     assert train(again, out=tmp_path / "run", resume=True) is not None
     with pytest.raises(ValueError, match="length was 16, is now 12"):
-        train(encoder_specific_options(place, length=12), out=tmp_path / "run", resume=True)
+        train(text_settings(place, length=12), out=tmp_path / "run", resume=True)
     moved.write_text(moved.read_text() + "a man sings\n")
-    with pytest.raises(ValueError, match="64 .*65"):
+    with pytest.raises(ValueError, match=r"64 .*65"):
         train(again, out=tmp_path / "run", resume=True)
     with pytest.raises(ValueError, match="STS-B dev"):
-        train(encoder_specific_options(place, sts=None), out=tmp_path / "run", resume=True)
+        train(text_settings(place, sts=None), out=tmp_path / "run", resume=True)
     Run(tmp_path / "run").report.write_text("the report, which is written last")
     capsys.readouterr()
-    assert train(encoder_specific_options(place), out=tmp_path / "run", resume=True) is not None
+    assert train(text_settings(place), out=tmp_path / "run", resume=True) is not None
     assert "finished already" in capsys.readouterr().out

@@ -78,7 +78,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_there_is_a_folder(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fmicl.training.memory.free_memory", lambda: 2**10)
-    with pytest.raises(ValueError, match="a batch of 8 .*--model or --length"):
+    with pytest.raises(ValueError, match=r"a batch of 8 .*--model or --length"):
         train(small(place), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -318,7 +318,7 @@ def test_wrong_input_ends_in_one_message(
     assert "--data FILE" in error_of(capsys, *command)
     assert "there is no file none.txt" in error_of(capsys, *command, "--data", "none.txt")
     assert "there is no model folder ./none" in error_of(capsys, *command, *text, "--model", "./none")
-    assert "no more than 16 tokens" in error_of(capsys, *command, *text, "--model", place / "bert")
+    assert "at most 16 tokens" in error_of(capsys, *command, *text, "--model", place / "bert")
     assert "encode_length is 17" in error_of(capsys, *command, *text, *model, "--encode-length", 17)
     assert "don't fill one batch of 64" in error_of(capsys, *command, *text, *model)
     assert "unknown divergence 'kll'" in error_of(capsys, *command, *text, "--divergence", "kll")

@@ -259,7 +259,7 @@ def test_existing_folders_are_never_overwritten(tmp_path: Path, monkeypatch: pyt
         ({"batch_size": 5000}, "batch"),
         ({"method": "moco", "queue": 10}, r"queue \(10\)"),
         ({"method": "moco", "queue": 300, "symmetric": True}, r"queue \(300\).*\(512\)"),
-        ({"device": "cuda"}, "this machine has none"),
+        ({"device": "cuda"}, "cuda"),
     ],
 )
 def test_wrong_settings_are_found_before_a_folder_is_made(changes: dict[str, Any], match: str, tmp_path: Path) -> None:

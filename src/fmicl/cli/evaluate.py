@@ -63,7 +63,7 @@ class Evaluate:
             if value is not None:
                 raise ValueError(f"{option} is for runs on images, and does not go with --sts")
         from fmicl.runs.folder import READ_ONLY_HINT
-        from fmicl.training.tasks.text_evaluation import evaluate_text, note_scores
+        from fmicl.training.tasks.text_evaluation import evaluate_text, write_text_results
         from fmicl.utils.files import check_writable
 
         noted = Run(self.run).settings.is_file()
@@ -76,7 +76,7 @@ class Evaluate:
         if noted:
             from fmicl.runs.report import write_report
 
-            note_scores(Run(self.run), scores)
+            write_text_results(Run(self.run), scores)
             print(f"page: {write_report(self.run)}")
 
 

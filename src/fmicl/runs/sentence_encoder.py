@@ -26,12 +26,12 @@ __all__ = ["check_sentence_encoder", "load_sentence_encoder", "load_sentence_tra
 def load_sentence_encoder(path: Path, device: str = "auto", pooling: TokenPooling | None = None) -> Encode:
     """The encoder of a sentence-transformers folder, as a function from sentences to embeddings.
 
-    Sentences are cut off at the folder's own length (max_seq_length), and nothing is asked of a network. A plain
-    transformers folder needs a pooling, and is then the encoder that training would start from.
+    Sentences are truncated at the folder's own length (max_seq_length); nothing is downloaded. A plain transformers
+    folder needs a pooling, and is then the encoder that training would start from.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: it is not a sentence-transformers folder, or can't be loaded; or the pooling is missing or too many.
+        ValueError: it is not a sentence-transformers folder, can't be loaded, or the pooling is missing or superfluous.
     """
     model = load_sentence_transformer(path, device, pooling)
 
@@ -68,26 +68,27 @@ def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> N
 
     Raises:
         FileNotFoundError: there is no such folder, or it is a run that has not ended.
-        ValueError: it is something else, and the message says what; or it says itself how it pools.
+        ValueError: it is something else, which the message names, or it defines its own pooling.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}")
-    if (path / "modules.json").is_file():
+    run = Run(path)
+    if run.modules.is_file():
         if pooling is not None:
-            raise ValueError(f"{path} says itself how its tokens make one vector (modules.json): leave --pooling out")
+            raise ValueError(f"{path} defines its own pooling (modules.json): leave --pooling out")
         return
-    if (path / "settings.json").is_file() and read_task(Run(path)) == "text":
+    if run.settings.is_file() and read_task(run) == "text":
         raise FileNotFoundError(
-            f"{path} has no modules.json yet: its training has not ended; go on with `fmicl train ... --resume`"
+            f"{path} has no modules.json yet: its training has not ended; continue it with `fmicl train ... --resume`"
         )
-    if (path / "settings.json").is_file():
-        raise ValueError(f"{path} is a run folder with an image encoder; a sentence encoder is wanted here")
+    if run.settings.is_file():
+        raise ValueError(f"{path} is a run on images; a sentence encoder is needed here")
     if (path / "config.json").is_file():
         if pooling is not None:
             return
         raise ValueError(
-            f"{path} is a plain transformers model: nothing says how its tokens make one vector. "
-            "Say it with --pooling cls (the first token's) or --pooling mean"
+            f"{path} is a plain transformers model, which doesn't define how its tokens make one vector: choose "
+            "--pooling cls (the first token's) or --pooling mean"
         )
     raise ValueError(
         f"{path} is neither a run folder of `fmicl train` (no settings.json) nor a sentence-transformers folder "

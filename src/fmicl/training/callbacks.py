@@ -290,7 +290,7 @@ class MetricsLogger(Callback):
         return self.monitor.measure(module.method, module.step)
 
     def _start_row(self, module: TrainingModule, outputs: dict[str, Tensor], loss: Tensor, rate: float) -> None:
-        """Measure the last batch's embeddings and write the row: on the CPU, while a GPU goes on."""
+        """Measure the last batch's embeddings and write the row: on the CPU, while a GPU continues."""
         self.finish_row()
         whole, part = divmod(module.batches, self.batches_per_epoch)
         epoch = round(module.batches / self.batches_per_epoch, 6) if part else whole

@@ -127,7 +127,7 @@ class TrainingModule(LightningModule):
             try:
                 parts: list[nn.Module] = [*self.method.networks(), self.method.objective]  # it may have parameters
                 self._captured = capture_graph(self._eager_loss, parts, first, second)
-            except RuntimeError as error:  # a network that looks at values can't be captured
+            except RuntimeError as error:  # a network that reads values on the host can't be captured
                 self.capture = False
                 reason = str(error).strip().splitlines()[0]
                 warnings.warn(f"the step can't be captured as a CUDA graph, so it is slower: {reason}", stacklevel=2)

@@ -126,9 +126,15 @@ def _exists(path: Path) -> FileExistsError:
     return FileExistsError(f"{path} exists and is not overwritten: choose another name")
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file atomically."""
-    write_atomically(path, lambda p: p.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8"))
+def write_json(path: Path, value: object, *, overwrite: bool = True) -> None:
+    """Write a JSON file atomically.
+
+    Raises:
+        FileExistsError: the file exists, and ``overwrite`` is False.
+        ValueError: a number is not finite, and ``overwrite`` is False: such a file is for other programs to read.
+    """
+    text = json.dumps(value, indent=2, allow_nan=overwrite) + "\n"
+    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=overwrite)
 
 
 def read_json(path: Path) -> dict[str, Any]:

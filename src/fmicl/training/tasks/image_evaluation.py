@@ -1,4 +1,4 @@
-"""What a trained encoder is worth: the numbers in results.json, and the arrays that the figures are drawn from."""
+"""Evaluation of a run on images: k-NN, linear probe, geometry, baselines; results.json and the figures' arrays."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from fmicl.utils.device import pick_device
 from fmicl.utils.files import back_up_json, check_writable, write_atomically, write_json
 
 PAIRS = 2048
-"""At most so many samples are looked at for the geometry of the embeddings."""
+"""Largest number of samples that the geometry of the embeddings is measured on."""
 FEW_CLASSES = 20
-"""Up to so many classes, results.json has their names as well as their number."""
+"""Up to this number of classes, results.json has their names too."""
 QUERIES, NEIGHBOURS = 6, 8
-"""Rows and columns of the picture of nearest neighbours."""
+"""Rows and columns of the figure of nearest neighbours."""
 
 
 def evaluate_run(
@@ -56,28 +56,27 @@ def evaluate_run(
     probe_views: int | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Evaluate the encoder that a run left, after its last epoch, and write results.json and arrays.safetensors.
+    """Evaluate a run's encoder after its last epoch, and write results.json and arrays.safetensors.
 
-    k-NN and linear probe are on the frozen features, and learn from the training split only. Alignment, uniformity,
-    effective rank and the distances are those of the embeddings (after the projection head) of two random views of
-    samples that were held out. Results that say something else are not thrown away: they get a number. Those on other
-    data than the run was trained on say so (``data_changed``). Image files that can't be decoded are left out, counted
-    and named.
+    k-NN and linear probe use the frozen features of the training split. Alignment, uniformity, effective rank and pair
+    distances are measured on the embeddings (after the projection head) of two random views of held-out samples.
+    Earlier results that differ are kept under another name. Results on data that changed since training say so
+    (``data_changed``). Image files that can't be decoded are left out, counted and named.
 
     Args:
         run: the run folder.
-        splits: its data, where it is in memory already.
-        data_dir: where the data is now, if it has moved.
+        splits: its data, if it is loaded already.
+        data_dir: the folder of the data, if it has moved.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         workers: processes that decode images; None is as in training.
         probe_views: random crops and flips of each training image for a second linear probe; None is as in training.
-        say: where warnings go: of data that has changed since training, and of images that can't be read.
+        say: prints warnings: data that has changed since training, images that can't be read.
 
     Returns:
-        What results.json holds.
+        The content of results.json.
 
     Raises:
-        FileNotFoundError: the run has no encoder yet, or the data isn't there.
+        FileNotFoundError: the run has no encoder yet, or the data doesn't exist.
         PermissionError: the results can't be written into the run folder.
     """
     run = open_run(run.path if isinstance(run, Run) else run)
@@ -129,8 +128,7 @@ def evaluate_run(
     else:
         unused = [name for name in ("probe_views", "baselines") if getattr(settings, name)]
         if unused:
-            have = "have" if len(unused) > 1 else "has"
-            say(f"warning: without labels there is no linear probe, and {' and '.join(unused)} {have} no part")
+            say(f"warning: no effect without labels: {', '.join(unused)}")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
     results |= geometry
     results["skipped_images"] = len(splits.skipped) + len(broken)
@@ -205,9 +203,9 @@ def _batch_size(settings: Settings, device: torch.device) -> int:
 def _features_of_views(
     encoder: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Features of random crops and flips of all samples, as in training but with their own colours; and whose they are.
+    """Features of random crops and flips of all samples, without colour augmentation, and the index of each sample.
 
-    Samples that don't fill a last batch make one of their own.
+    Samples that don't fill a last batch make a smaller one.
     """
     family = dataclasses.replace(settings[Views], jitter=0.0, grey=0.0, blur=0.0, solarise=0.0)
     number, made = settings.probe_views, max(2, settings.probe_views)  # a stream has two views at least
@@ -265,7 +263,7 @@ def _baseline(encoder: nn.Module, splits: Splits, settings: Settings, device: to
 def _geometry(
     model: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """How close the embeddings of two views of a sample are, and how spread all of them."""
+    """Alignment, uniformity and effective rank of the embeddings, and pair distances."""
     batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
     families = view_pair(settings[Views], settings[SecondViewOptions])
     stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
@@ -286,7 +284,7 @@ def _neighbours(
     queries: Samples | None,
     settings: Settings,
 ) -> dict[str, Tensor]:
-    """Pictures of a few samples and of the training samples nearest to them."""
+    """Images of a few samples and of their nearest neighbours in the training split."""
     own = query_features is None or queries is None
     asked, pool = (features, gallery) if own else (query_features, queries)
     assert asked is not None
@@ -296,7 +294,7 @@ def _neighbours(
     count = min(NEIGHBOURS, len(features) - int(own))
     if count < 1:
         return {}
-    # Where the queries are in the gallery themselves, each is its own nearest neighbour and is left out.
+    # If the queries are part of the gallery, each is its own nearest neighbour and is left out.
     found = nearest_neighbours(features, asked[chosen.to(asked.device)], count + int(own))
     indices, similarity = found.indices[:, int(own) :], found.similarities[:, int(own) :]
     rows = torch.stack([display_images(gallery, row, settings.size) for row in indices])

@@ -32,7 +32,7 @@ from fmicl.runs.folder import Run
 from fmicl.training.callbacks import Monitor, MonitorNothing
 from fmicl.training.memory import BatchDescription
 from fmicl.training.tasks.base import Context, Task
-from fmicl.training.tasks.text_evaluation import evaluate_text, note_scores, stsb_scorer
+from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, write_text_results
 from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["StsMonitor", "TextTask", "build_text_method", "check_lengths", "export_text"]
@@ -156,7 +156,7 @@ class TextTask(Task):
         if self.settings.sts is not None:
             self.context.say("trained; now the STS tasks")
             scores = evaluate_text(run.path, self.settings.sts, device=self.settings.device, bar=True)
-        note_scores(run, scores, chosen)
+        write_text_results(run, scores, chosen)
 
     @classmethod
     def print_results(cls, run: Run) -> None:

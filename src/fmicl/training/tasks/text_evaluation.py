@@ -1,11 +1,10 @@
-"""What a sentence encoder is worth: the STS scores of a sentence-transformers folder or a run, and where they go."""
+"""Evaluation of sentence encoders on the STS tasks, and results.json of runs on text."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,23 +14,19 @@ from fmicl.models.norms import evaluation_mode
 from fmicl.models.text import Tokenizer
 from fmicl.runs.folder import Run
 from fmicl.runs.sentence_encoder import load_sentence_encoder
-from fmicl.utils.files import back_up_json, check_new_file, read_json, write_atomically, write_json
+from fmicl.utils.files import back_up_json, check_new_file, read_json, write_json
 from fmicl.utils.validation import TokenPooling
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "evaluate_text",
-    "note_scores",
     "stsb_scorer",
-    "write_new_json",
+    "write_text_results",
 ]
 
 BATCH = 64
 DEV_BATCH = 256
 ABOUT = ("step", "stsb_dev", "chosen_by")
-"""Of results.json, which encoder was exported, and why."""
+"""Keys of results.json that say which encoder was exported, and why."""
 
 
 def evaluate_text(
@@ -46,46 +41,44 @@ def evaluate_text(
     """Score a sentence encoder on the STS tasks, and write the scores to a new file if one is named.
 
     Args:
-        path: a run folder of sentences, a folder that `SentenceTransformer.save` left, or a plain transformers one.
+        path: a run on text, a sentence-transformers folder, or a plain transformers folder.
         sts: the tasks, in SentEval's layout.
-        pooling: of a plain transformers folder, and of no other: how its tokens make one vector.
-        output: a JSON file that must not exist yet; it is written whole or not at all.
+        pooling: how tokens make one vector; for plain transformers folders only.
+        output: a JSON file that must not exist.
         device: where to compute: auto (a GPU if there is one), cpu, cuda or mps.
         bar: draw a progress bar on a terminal.
 
     Returns:
-        What `fmicl.sts.evaluate_tasks` gives, with the path under "model" and, where one was named, the pooling:
-        what the file holds.
+        What `fmicl.sts.evaluate_tasks` gives, with the path under "model", and the pooling if there is one.
 
     Raises:
-        FileExistsError: the output exists. It is looked for before the work, and again when writing.
-        FileNotFoundError: the encoder, the tasks or the output's folder aren't there.
-        ValueError: the path is something else than a sentence encoder, a pooling is missing or too many, or a file
-            is damaged.
+        FileExistsError: the output exists.
+        FileNotFoundError: the encoder, the tasks or the output's folder don't exist.
+        ValueError: the path is not a sentence encoder, the pooling is missing or superfluous, or a file is damaged.
     """
     if output is not None:
         check_new_file(output, "take another --json")
-    tasks = load_sts(sts)  # cheap: what is wrong with them is said before a model is loaded
+    tasks = load_sts(sts)  # before a model is loaded, which takes longer
     encode = load_sentence_encoder(path, device, pooling)
     about = {"model": str(path)} if pooling is None else {"model": str(path), "pooling": pooling}
     results = {**about, **evaluate_tasks(encode, tasks, batch_size=BATCH, progress=_bar if bar else None)}
     if output is not None:
-        write_new_json(output, results)
+        write_json(output, results, overwrite=False)
     return results
 
 
-def note_scores(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Write results.json of a run on sentences: which encoder was exported, and its scores.
+def write_text_results(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Write results.json of a run on text: which encoder was exported, and its scores.
 
-    Results that say something else are not thrown away: they get a number.
+    Earlier results that differ are kept under another name.
 
     Args:
         run: the run.
         scores: what `evaluate_text` gives; None for none.
-        about: which step was exported, why, and its score on STS-B dev; None keeps what results.json says.
+        about: which step was exported, why, and its score on STS-B dev; None keeps those of results.json.
 
     Returns:
-        What results.json holds.
+        The content of results.json.
     """
     if about is None:
         before = read_json(run.results) if run.results.exists() else {}
@@ -99,10 +92,10 @@ def note_scores(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] |
 def stsb_scorer(
     task: StsTask, tokenizer: Tokenizer, length: int, device: torch.device
 ) -> Callable[[nn.Module], float | None]:
-    """A function that gives a sentence encoder's score on a task, in percent; None where it isn't defined.
+    """A function that gives a sentence encoder's score on a task in percent, or None if it is undefined.
 
-    Sentences are tokenised once. The encoder is asked in eval mode and as it was written: what is compiled is
-    compiled for the batches of training.
+    Sentences are tokenised once. The encoder runs in eval mode and uncompiled: the compiled one is specialised for the
+    batches of training.
     """
     batches: dict[tuple[str, ...], Tensor] = {}
 
@@ -119,23 +112,6 @@ def stsb_scorer(
         return value
 
     return score
-
-
-def write_new_json(path: Path, value: object) -> None:
-    """Write JSON to a file that isn't there yet, whole or not at all.
-
-    Raises:
-        FileExistsError: it is there, also if it came while the value was made.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "x.json"
-        >>> write_new_json(path, {"avg": 78.02})
-        >>> json.loads(path.read_text())
-        {'avg': 78.02}
-    """
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
 
 
 def _bar(batches: Iterable[Sequence[str]], total: int) -> Iterable[Sequence[str]]:

@@ -12,11 +12,11 @@ from fmicl.utils import machine
 
 def test_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Path("/nowhere")  # no control groups there
-    assert machine.processors(nowhere) == len(os.sched_getaffinity(0))
+    assert machine.available_cpus(nowhere) == len(os.sched_getaffinity(0))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 5, 6})
-    assert machine.processors(nowhere) == 3
+    assert machine.available_cpus(nowhere) == 3
     monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
-    assert machine.processors(nowhere) == os.cpu_count()
+    assert machine.available_cpus(nowhere) == os.cpu_count()
 
 
 def test_cpu_quota_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,9 +34,9 @@ def test_cpu_quota_of_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ):  # fmt: skip
         (group / "cpu.max").write_text(f"{box}\n")
         (group.parent / "cpu.max").write_text(f"{pod}\n")
-        assert machine.processors(tmp_path) == seen
+        assert machine.available_cpus(tmp_path) == seen
     mine.write_text("5:cpu,cpuacct:/docker/abc\n4:memory:/docker/abc\n")
     for quota, seen in ((-1, 64), (400_000, 4)):
         (older / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (older / "cpu.cfs_period_us").write_text("100000\n")
-        assert machine.processors(tmp_path) == seen
+        assert machine.available_cpus(tmp_path) == seen

@@ -16,6 +16,8 @@ import fmicl
 from fmicl.data import Batch
 from fmicl.methods import METHODS, Method
 from fmicl.models.text import build_sentence_encoder
+from fmicl.training.module import TrainingModule
+from fmicl.training.optimisation import Optimisation
 from fmicl.training.tasks.text import build_text_method
 from small_text_settings import small
 from tiny_bert import SENTENCES, tiny_bert
@@ -35,7 +37,7 @@ def method_and_batch(place: Path, **changes: Any) -> tuple[Method, Batch]:
     torch.manual_seed(0)
     encoder, tokenizer = build_sentence_encoder(recipe.model, recipe.pooling)
     ids = tokenizer.batch(SENTENCES[:12], recipe.length)
-    return build_text_method(recipe, encoder, 10), Batch(ids, ids, torch.arange(12))
+    return build_text_method(recipe, encoder), Batch(ids, ids, torch.arange(12))
 
 
 # The papers' formulas, dense and in float64.
@@ -90,7 +92,7 @@ def plain_step(method: Method, batch: Batch, objective: str) -> Tensor:
 def test_loss_of_two_dropout_passes_and_a_step_that_lowers_it(name: Any, objective: Any, place: Path) -> None:
     method, batch = method_and_batch(place, method=name, objective=objective)
     torch.manual_seed(7)
-    compared = method.pairs(batch.first, batch.second)
+    compared = method.loss(batch.first, batch.second)
     torch.manual_seed(7)
     expected = plain_step(method, batch, objective)
     torch.testing.assert_close(compared.loss.double(), expected, rtol=2e-5, atol=1e-5)
@@ -117,13 +119,14 @@ def test_width_of_the_embeddings(pooling: Any, place: Path) -> None:
 
 def test_dropout_differs_between_processes_and_steps(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     method, batch = method_and_batch(place)
-    monkeypatch.setattr(method, "on_step_start", lambda: None)
+    module = TrainingModule(method, Optimisation())
+    monkeypatch.setattr(module, "start_step", lambda: None)
     seen = []
     for rank in (0, 1):
-        monkeypatch.setattr(type(method), "global_rank", rank)
+        monkeypatch.setattr(TrainingModule, "global_rank", rank)
         for step in (0, 1):
-            method.batches = step
-            seen.append(method.training_step(batch, 0)["first"])
+            module.batches = step
+            seen.append(module.training_step(batch, 0)["first"])
     for i, one in enumerate(seen):
         assert not any(torch.allclose(one, other) for other in seen[:i])
 
@@ -148,7 +151,7 @@ def test_bf16_loss_and_gradient_at_the_papers_alpha_and_gamma(
 
     monkeypatch.setattr(method, "compare", watched)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = method.pairs(batch.first, batch.second).loss
+        loss = method.loss(batch.first, batch.second).loss
     loss.backward()
     x, y = seen
     assert x.dtype == torch.bfloat16

@@ -108,12 +108,12 @@ def test_wrong_paths_and_options_end_in_one_message(
         (folder / file).write_text('{"task": "images"}' if folder == run else "{}")
     assert "there is no folder /nowhere" in error_of(capsys, "/nowhere", "--sts", sts)
     assert "neither a run folder" in error_of(capsys, other, "--sts", sts)
-    assert "a run folder with an image encoder" in error_of(capsys, run, "--sts", sts)
+    assert "a run on images" in error_of(capsys, run, "--sts", sts)
     message = error_of(capsys, plain, "--sts", sts)
     assert "a plain transformers model" in message
     assert "--pooling cls" in message
     assert "leave --pooling out" in error_of(capsys, saved, "--sts", sts, "--pooling", "cls")
-    assert "an image encoder" in error_of(capsys, run, "--sts", sts, "--pooling", "cls")
+    assert "a run on images" in error_of(capsys, run, "--sts", sts, "--pooling", "cls")
     assert "plain can't be loaded" in error_of(capsys, plain, "--sts", sts, "--pooling", "mean")
     assert "--pooling is for sentences" in error_of(capsys, plain, "--pooling", "mean")
     assert "there is no folder /nowhere with the STS tasks" in error_of(capsys, saved, "--sts", "/nowhere")

@@ -321,7 +321,6 @@ def test_wrong_input_ends_in_one_message(
     assert "at most 16 tokens" in error_of(capsys, *command, *text, "--model", place / "bert")
     assert "encode_length is 17" in error_of(capsys, *command, *text, *model, "--encode-length", 17)
     assert "don't fill one batch of 64" in error_of(capsys, *command, *text, *model)
-    assert "unknown divergence 'kll'" in error_of(capsys, *command, *text, "--divergence", "kll")
     assert "there is no folder none" in error_of(capsys, *command, *text, "--sts", "none")
     assert "queue (4) must hold" in error_of(capsys, *command, *text, "--method", "moco", "--queue", 4)
     (tmp_path / "bad.txt").write_bytes(b"fine\nb\xe4d\n")

@@ -1,6 +1,6 @@
 """Is the Triton kernel right on this GPU? Every pair function and size, and whole losses, against float64.
 
-    python benchmarks/check.py --json results/check-h200.json      # a CUDA GPU: about two minutes, most of it compiling
+    python benchmarks/check.py --json results/benchmarks/check-h200.json      # a CUDA GPU: about two minutes
     TRITON_INTERPRET=1 python benchmarks/check.py --quick          # without one, small sizes, in Triton's interpreter
 
 Inputs of the fast mode are rounded to bfloat16 first, so that what is seen is the kernel's own error: the rounding of

@@ -1,6 +1,6 @@
 """How long `fmicl train` takes as a whole, as a user types it, and where that goes.
 
-    python benchmarks/command.py --json results/command-h200.json -- cifar10 --data-dir DIR --epochs 200 --out RUN
+    python benchmarks/command.py --json results/benchmarks/command-h200.json -- cifar10 --data-dir DIR --out RUN
 
 All that follows `--` goes to `fmicl train`, in a process of its own; what it prints is shown with the seconds since it
 was started. The epochs' own times are those of RUN/metrics.csv. A first run on a machine compiles; what was compiled is
@@ -26,7 +26,7 @@ import torch
 
 __all__ = ["main", "stages", "watch"]
 
-FOLDER, TRAINED = ("run folder ", "going on in "), "trained; now"
+FOLDER, TRAINED = ("run folder ", "continuing in "), "trained; now"
 
 
 def watch(command: list[str]) -> tuple[list[tuple[float, str]], float]:

@@ -1,6 +1,6 @@
 """The picture of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
 
-    python benchmarks/growth.py results/loss-*.json
+    python benchmarks/growth.py results/benchmarks/loss-*.json
 
 Files of one device are put together, in whatever order they are named. Tables go between the markers of the README that
 name the device; what is outside them stays as it is.

@@ -1,6 +1,6 @@
 """Loss plus gradient: time, peak memory and error of our kernels, and of what others offer for the same objective.
 
-    python benchmarks/loss.py --json results/loss-h200.json       # whatever the machine has: CUDA, else CPU
+    python benchmarks/loss.py --json results/benchmarks/loss-h200.json       # whatever the machine has: CUDA, else CPU
     python benchmarks/loss.py --quick                                        # seconds, to see that it works
 
 Every cell is guarded: where something runs out of memory, does not compile or breaks the device, its cell says so and

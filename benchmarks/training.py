@@ -1,6 +1,6 @@
 """Where a training step goes: time of its parts, time of an epoch, memory, and the kernels that take longest.
 
-    python benchmarks/training.py --json results/training-h200.json             # the recipe cifar10 on random pictures
+    python benchmarks/training.py --json results/benchmarks/training-h200.json  # the recipe cifar10 on random images
     python benchmarks/training.py --set method=moco symmetric=True --kernels kernels.txt --timeline step.txt
 
 The parts are the times of their kernels, added up; the step as a whole is timed by the clock, over many in a row.
@@ -28,66 +28,66 @@ import measure  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from fmicl.config.recipes import RECIPES, Recipe  # noqa: E402
-from fmicl.data import ArraySamples, Batch, Splits, ViewStream  # noqa: E402
-from fmicl.methods import Method, MoCo  # noqa: E402
-from fmicl.methods.base import Compared  # noqa: E402
+from fmicl.cli.sweep import parse_case  # noqa: E402
+from fmicl.config import RECIPES, OptimisationOptions, Settings, recipe  # noqa: E402
+from fmicl.data import ArraySamples, Batch, ViewStream  # noqa: E402
+from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair  # noqa: E402
+from fmicl.methods import Comparison, MoCo  # noqa: E402
 from fmicl.methods.simclr import anchored_pairs  # noqa: E402
-from fmicl.sweep.grid import cells, parse_case  # noqa: E402
-from fmicl.training.building import build_method, build_recipe_encoder  # noqa: E402
+from fmicl.training.module import TrainingModule  # noqa: E402
+from fmicl.training.optimisation import Optimisation  # noqa: E402
 from fmicl.training.pipeline import resolve_precision  # noqa: E402
+from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method  # noqa: E402
 
 IMAGES = 50_000
-NO_PART = (Recipe.machine - {"precision"}) | {
-    "accumulate", "baselines", "clip", "dataset", "k", "monitor_every", "probe_views", "seed", "sync_batchnorm",
-    "validation",
-}  # fmt: skip
-"""Settings that change nothing here: each batch is a step, on random pictures, and nothing is evaluated."""
+UNUSED = frozenset({"accumulate", "baselines", "clip", "dataset", "k", "probe_views", "seed", "sync_batchnorm"})
+UNUSED |= {"validation"}
+"""Options without effect here, like those of the machine: each batch is a step on random images, without evaluation."""
 
 
-def changed(recipe: Recipe, settings: list[str]) -> Recipe:
-    """The recipe with settings of the form name=value, as `fmicl sweep --case` has them.
+def changed(settings: Settings, changes: list[str]) -> Settings:
+    """The settings with changes of the form name=value, as in `fmicl sweep --case`.
 
     Raises:
-        ValueError: a setting that there isn't, that has no part in a step, or that can't be so.
+        ValueError: an unknown option, one that has no effect on a step, or a wrong value.
     """
-    if not settings:
-        return recipe
-    idle = [setting for setting in settings if setting.partition("=")[0].replace("-", "_") in NO_PART]
+    if not changes:
+        return settings
+    _, values = parse_case(["--set", *changes], settings)
+    roles = {name: settings.schema.options[name].role for name in values}
+    idle = [name for name in values if name in UNUSED or (roles[name] != "compute" and name != "precision")]
     if idle:
-        raise ValueError(f"of --set, {', '.join(idle)}: no part in a step on random pictures, so leave it out")
-    found: Recipe = cells(recipe, {}, [parse_case(["of --set", *settings], recipe)])[0].recipe
-    return found
+        raise ValueError(f"--set: {', '.join(idle)} has no effect on a step with random images: leave it out")
+    return settings.replace(**values)
 
 
 class Bench:
     """One method on one device, and the steps of its training."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, compile: bool, images: int = IMAGES) -> None:
-        self.recipe, self.device = recipe, device
+    def __init__(self, settings: Settings, device: torch.device, compile: bool, images: int = IMAGES) -> None:
+        self.settings, self.device = settings, device
         began = time.monotonic()
         torch.manual_seed(0)
-        size, channels = recipe.views.size, len(recipe.views.mean)
-        pictures = torch.randint(256, (images, channels, size, size), dtype=torch.uint8)
-        splits = Splits(ArraySamples(pictures), None, None)
+        pictures = torch.randint(256, (images, len(settings.mean), settings.size, settings.size), dtype=torch.uint8)
         self.stream = ViewStream(
-            splits.pretrain,
-            recipe.view_pair,
-            recipe.batch_size,
+            ArraySamples(pictures),
+            view_pair(settings[Views], settings[SecondViewOptions]),
+            settings.batch_size,
             seed=0,
             device=device,
-            multiplicity=recipe.multiplicity,
+            multiplicity=settings.multiplicity,
             compile=compile,
         )
-        self.method: Method = build_method(recipe, build_recipe_encoder(recipe), len(self.stream)).to(device)
+        self.method = build_image_method(settings, build_image_encoder(settings)).to(device)
+        self.module = TrainingModule(self.method, Optimisation.of(settings[OptimisationOptions], len(self.stream)))
         if device.type == "cuda":
             self.method.to(memory_format=torch.channels_last)
-            self.method.channels_last = True
+            self.module.channels_last = True
             torch.set_float32_matmul_precision("high")
         if compile:
-            self.method.compile_parts(device)
-        self.optimizer = self.method.configure_optimizers()
-        self.method.optimizers = lambda *_, **__: self.optimizer  # type: ignore[assignment,method-assign]
+            self.module.accelerate(device)
+        self.optimizer = self.module.configure_optimizers()
+        self.module.optimizers = lambda *_, **__: self.optimizer  # type: ignore[assignment,method-assign]
         self.batches = self._forever()
         for _ in range(3):
             self.step(next(self.batches))
@@ -99,7 +99,7 @@ class Bench:
             yield from self.stream
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        half = resolve_precision(self.recipe, self.device) == "bf16-mixed"
+        half = resolve_precision(self.settings, self.device) == "bf16-mixed"
         return torch.autocast(self.device.type, torch.bfloat16, enabled=half)
 
     def synchronise(self) -> None:
@@ -108,12 +108,12 @@ class Bench:
 
     def forward(self, batch: Batch) -> Tensor:
         with self.autocast():
-            return self.method.training_step(batch, 0)["loss"]
+            return self.module.training_step(batch, 0)["loss"]
 
     def step(self, batch: Batch) -> None:
         self.optimizer.zero_grad()
         self.forward(batch).backward()
-        self.method.on_after_backward()
+        self.module.on_after_backward()
         self.optimizer.step()
 
     def clock(self, run: Callable[[], object], times: int) -> float:
@@ -135,12 +135,12 @@ class Bench:
         def ahead() -> None:
             self.optimizer.zero_grad()
             self.forward(fixed)
-            self.method.on_after_backward()  # keys of this batch go into the queue, or they would pile up
+            self.module.on_after_backward()  # keys of this batch go into the queue, or they would pile up
 
         def both() -> None:
             self.optimizer.zero_grad()
             self.forward(fixed).backward()
-            self.method.on_after_backward()
+            self.module.on_after_backward()
 
         forward = spent(ahead, times)
         found = {
@@ -154,15 +154,15 @@ class Bench:
 
     def _objective(self) -> Callable[[], Tensor]:
         """The objective alone, on embeddings like those of a batch."""
-        directions = 2 if self.recipe.method == "moco" and self.recipe.symmetric else 1
-        shape = (directions * self.recipe.batch_size, self.recipe.dim)
-        number = self.recipe.multiplicity
+        directions = 2 if self.settings.method == "moco" and self.settings.symmetric else 1
+        shape = (directions * self.settings.batch_size, self.settings.dim)
+        number = self.settings.multiplicity
         views = [torch.randn(shape, device=self.device, dtype=torch.bfloat16) for _ in range(number)]
-        for view in views if self.recipe.method == "simclr" else views[:1]:  # keys of a momentum encoder have none
+        for view in views if self.settings.method == "simclr" else views[:1]:  # keys of a momentum encoder have none
             view.requires_grad_()
         queue = self.method.queue if isinstance(self.method, MoCo) else None
         compare, pairs = self.method.compare, anchored_pairs(number)
-        return lambda: Compared.mean([compare(views[i], views[j], queue) for i, j in pairs]).loss
+        return lambda: Comparison.mean([compare(views[i], views[j], queue) for i, j in pairs]).loss
 
     def busy(self, run: Callable[[], object], times: int) -> float:
         """Milliseconds of the kernels of one of some runs: what Python takes to ask for them doesn't count."""
@@ -207,15 +207,15 @@ class Bench:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [name for name, entry in RECIPES.items() if type(entry.recipe) is Recipe]
+    names = [entry.name for entry in RECIPES if entry.value.task == "images"]
     parser.add_argument("--recipe", default="cifar10", choices=names)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the recipe to change")
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="options of the recipe to change")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--kernels", type=Path, help="file to write the kernels to, the longest first")
     parser.add_argument("--timeline", type=Path, help="file to write the kernels of one step to, in order")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
-    parser.add_argument("--readme", action="store_true", help="put the table of all results/training-*.json there")
+    parser.add_argument("--readme", action="store_true", help="update the table of README.md from results/benchmarks")
     parser.add_argument("--commit", default="unknown", help="of the tree")
     return parser.parse_args()
 
@@ -267,10 +267,10 @@ def main() -> None:
     options = arguments()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        recipe = changed(RECIPES[options.recipe].recipe, options.set)
+        settings = changed(recipe(options.recipe), options.set)
         if device.type != "cuda" and (options.kernels or options.timeline):
             raise ValueError("--kernels and --timeline show what a CUDA GPU does, and there is none here")
-        bench = Bench(recipe, device, compile=not options.no_compile and device.type == "cuda")
+        bench = Bench(settings, device, compile=not options.no_compile and device.type == "cuda")
     except ValueError as error:
         sys.exit(str(error))
     if device.type == "cuda":
@@ -293,7 +293,7 @@ def main() -> None:
         "epoch_s": round(step * len(bench.stream) / 1e3, 3),
         "kernels_by_part_ms": bench.parts(max(2, options.steps // 20)),
         "views_alone_ms": round(views, 3),
-        "views_a_second": round(recipe.multiplicity * recipe.batch_size / views * 1e3),
+        "views_a_second": round(settings.multiplicity * settings.batch_size / views * 1e3),
         "start_up_s": round(bench.start_up, 1),
         "peak_memory_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2) if device.type == "cuda" else None,
     }
@@ -313,7 +313,7 @@ def main() -> None:
     if options.json is not None:
         options.json.write_text(text + "\n", encoding="utf-8")
     if options.readme:
-        write_table(HERE.parent / "results", HERE / "README.md")
+        write_table(HERE.parent / "results" / "benchmarks", HERE / "README.md")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How the runs of docs/reproduction.md went, epoch by epoch: docs/figures/cifar10.svg from the records in results/.
+"""Training curves of the runs in docs/reproduction.md: docs/figures/cifar10.svg from the archived runs in results/.
 
     python experiments/curves.py            # draw the figure
-    python experiments/curves.py --check    # exit code 1 if it was drawn from other records
+    python experiments/curves.py --check    # exit code 1 if it was drawn from other runs
 
 One line for each column of the page's table: the run of 200 epochs with the recipe's settings and the lowest seed. The
-names of the records and a digest of what is drawn stand in the figure's description, so that an old one is told apart.
+figure's description has the names of the runs and a digest of what is drawn, by which --check finds an outdated figure.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def curves(record: Record) -> dict[str, Curve]:
 
 
 def described(runs: dict[str, Record]) -> str:
-    """The records that a figure is of, and a digest of what is drawn of them."""
+    """The names of the runs in a figure, and a digest of what is drawn."""
     drawn = json.dumps({name: curves(r) for name, r in runs.items()}).encode()
     return f"{' '.join(r.file.name for r in runs.values())} {hashlib.sha256(drawn).hexdigest()[:16]}"
 
@@ -107,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Draw the figure, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="draw nothing; exit code 1 if the figure is out of date")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the records")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the archived runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures" / "cifar10.svg", help="the figure")
     options = parser.parse_args(arguments)
     try:
@@ -119,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
             if described(runs) not in drawn:
                 print(f"{options.out} is out of date: run python experiments/curves.py", file=sys.stderr)
             else:
-                print(f"{options.out} is of the records")
+                print(f"{options.out} is up to date")
             return int(described(runs) not in drawn)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         picture = draw(runs)
@@ -127,7 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         print(f"curves.py: error: {error}", file=sys.stderr)
         return 2
-    print(f"{options.out}: drawn from {len(runs)} records")
+    print(f"{options.out}: drawn from {len(runs)} runs")
     return 0
 
 

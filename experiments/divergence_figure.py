@@ -1,6 +1,6 @@
 """Figure of the divergences: reward of a positive pair and cost of a negative pair against squared distance.
 
-    python experiments/divergence_figure.py          # writes docs/figures/divergences.svg
+python experiments/divergence_figure.py          # writes docs/figures/divergences.svg
 """
 
 from __future__ import annotations

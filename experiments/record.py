@@ -1,21 +1,19 @@
-"""Put runs on record: one JSON file for each run folder, with all that says what was measured, on what and how.
+"""Archive runs: one JSON file for each run folder, with everything that says what was measured, on what and how.
 
     python experiments/record.py RUN [RUN ...] --into results/
     python experiments/record.py sweeps/cifar10-001 --into results/           # all finished runs of a sweep
     fmicl evaluate MODEL --pooling cls --sts DIR --json scores.json
-    python experiments/record.py MODEL --into results/ --scores scores.json   # a warm start and these scores
+    python experiments/record.py MODEL --into results/ --scores scores.json   # a warm start and its scores
 
-A record is what the run folder says of itself (settings, versions, device, commit, date, seed, results, and metrics by
-epoch), without the names of folders of the machine that it was made on. A file that is there and says something else
-is never overwritten. `--commit` is for runs of a copy of the tree that has no .git.
+The file is results/<dataset>/<name>-s<seed>-<hash>.json. It has the contents of the run folder (settings, versions,
+device, commit, date, seed, results, and metrics by epoch) without the paths of the machine; the hash is that of these
+settings. A file with other contents is never overwritten. `--commit` is for runs of a copy of the tree without .git.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
-import dataclasses
 import json
 import math
 import re
@@ -27,64 +25,75 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
+from fmicl.config import Settings, recipe, schema_of
 from fmicl.utils.files import read_json, write_atomically
 
-__all__ = ["differences", "machine_fields", "main", "make_record", "record_name", "render"]
+__all__ = ["differences", "main", "make_record", "record_path", "render"]
 
-NAMED = ("method", "objective", "divergence", "epochs", "seed")
-"""Settings that are in every record's name."""
-WATCHING = frozenset({"monitor_every", "baselines"})
-"""Settings that change what is looked at in training and nothing of what comes out."""
+NAMED = frozenset({"method", "objective", "divergence", "epochs", "seed"})
+"""Options that are in every name or in the tables' own columns."""
+UNIMPORTANT = frozenset({"baselines"})
+"""Options that add results and change no other."""
 PLACES = {"data-dir": "DIR", "out": "RUN"}
-"""What stands in a command for the user's folders. Others are PATH, but a file and a model keep their own names."""
+"""Replacements of the user's folders in a command. Others become PATH; a file and a model keep their own names."""
+SHORT = {
+    "batch_size": "batch", "encoder_momentum_end": "momentum_end", "key_statistics": "keys", "learning_rate": "lr",
+    "rotation_weight": "rotation", "uniformity_weight": "uniformity", "warmup_epochs": "warmup",
+}  # fmt: skip
+"""Names of options in a file's name."""
+LONGEST = 60
+"""Characters of a file's name before its ending."""
 
 
 def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
-    """What a finished run folder holds, as one JSON object.
+    """The contents of a finished run folder as one JSON object.
 
     Args:
-        run: the folder that `fmicl train` left.
-        commit: of the code, where the run doesn't know it itself.
+        run: the folder that `fmicl train` wrote.
+        commit: of the code, if the run doesn't know it.
 
     Raises:
-        FileNotFoundError: it is no run folder, or the run has not ended.
-        ValueError: the run knows its commit, and it is another one; or its results are on other data.
+        FileNotFoundError: it is not a run folder, or the run is not finished.
+        ValueError: the run was made at another commit, or its results are on other data.
     """
     for name in ("settings.json", "results.json", "metrics.csv"):
         if not (run / name).is_file():
-            raise FileNotFoundError(f"{run} has no {name}: it is no run of `fmicl train`, or has not ended")
-    told = read_json(run / "settings.json")
-    known = told.get("commit")
+            raise FileNotFoundError(f"{run} has no {name}: it is not a run of `fmicl train`, or is not finished")
+    saved = read_json(run / "settings.json")
+    known = saved.get("commit")
     if commit and known and not (known.startswith(commit) or commit.startswith(known)):
         raise ValueError(f"{run} was made at commit {known}, not {commit}")
     results = read_json(run / "results.json")
     if results.get("data_changed"):
         raise ValueError(
             f"{run}/results.json is on other data than the run was trained on ({results['data_changed']}): "
-            "`fmicl evaluate` with the run's own data makes its own results again"
+            "run `fmicl evaluate` with the run's own data"
         )
-    results.pop("data_dir", None)  # the same data, which has moved
-    settings = {key: _without_folder(value) for key, value in told["settings"].items()}
-    for key in (*getattr(_default(told["recipe"]), "paths", ()), "data_dir", "cache_dir"):
-        if settings.get(key) is not None:  # a file's name tells what it was, a folder's only where it was
-            settings[key] = Path(settings[key]).name if Path(settings[key]).suffix else None
-    head = {"recipe": told["recipe"], "kind": told.get("kind", "images"), "settings": settings}
-    tail = {
-        "data": _without_folders(told.get("data")),
-        "command": _command(told["command"]),
-        "versions": told["versions"],
-        "device": told["device"],
+    results.pop("data_dir", None)  # the same data in another place
+    settings = {key: _without_folder(value) for key, value in saved["settings"].items()}
+    for key, option in schema_of(saved["task"]).options.items():
+        if settings.get(key) is not None and Path in getattr(option.type, "__args__", ()):
+            settings[key] = Path(settings[key]).name if Path(settings[key]).suffix else None  # files keep their names
+    record = {
+        "recipe": saved["recipe"],
+        "task": saved["task"],
+        "hash": Settings.from_json(saved["recipe"], settings).hash,
+        "settings": settings,
+        "data": _without_folders(saved.get("data")),
+        "command": _command(saved["command"]),
+        "versions": saved["versions"],
+        "device": saved["device"],
         "commit": known or commit,
-        "seed": told["seed"],
-        "started": told["started"],
+        "seed": saved["seed"],
+        "started": saved["started"],
         "results": _without_folders(results),
         "metrics": _metrics(run / "metrics.csv"),
     }
-    return {**head, **{key: value for key, value in tail.items() if key != "data" or value is not None}}
+    return {key: value for key, value in record.items() if key != "data" or value is not None}
 
 
 def _without_folder(value: Any) -> Any:
-    """A path is its last part; other values, names on a hub among them, are themselves."""
+    """The last part of a path; other values, such as names on a hub, unchanged."""
     if isinstance(value, str) and re.match(r"(/|~|\.\.?/|[A-Za-z]:\\)", value):
         return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
     return value
@@ -97,19 +106,16 @@ def _without_folders(value: Any) -> Any:
 
 
 def _command(words: Iterable[str]) -> str:
-    """The command as one line, with the user's folders replaced by words."""
-    first, *rest = words
-    module = {"__main__.py": "fmicl", "cli.py": "fmicl.cli.main"}.get(first)
-    shown = ["python", "-m", module] if module else [first]
-    before = ""
-    for word in rest:
+    """The command as one line, with the user's folders replaced."""
+    shown, before = list[str](), ""
+    for word in words:
         option, equals, value = word.partition("=") if word.startswith("--") else (before, "", word)
         name = option.lstrip("-")
         changed = PLACES.get(name) if value else None
         if changed is None:
             changed = _without_folder(value)
             if changed != value and name != "model" and not Path(changed).suffix:
-                changed = "PATH"  # a folder's name tells nothing but where it was
+                changed = "PATH"  # the name of a folder says nothing about the run
         shown.append(f"{option}={changed}" if equals else changed if not word.startswith("--") else word)
         before = word if word.startswith("--") and not equals else ""
     return shlex.join(shown)
@@ -121,94 +127,71 @@ def _metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 def _number(text: str) -> float | None:
-    """JSON has no word for what is not finite."""
+    """None for numbers that are not finite, which JSON doesn't have."""
     value = float(text) if text else math.nan
     return value if math.isfinite(value) else None
 
 
-def _default(recipe: str) -> Any:
-    from fmicl.config.recipes import RECIPES
-    from fmicl.config.text_recipes import TEXT_RECIPES
-
-    entries: dict[str, Any] = {**RECIPES, **TEXT_RECIPES}
-    return entries[recipe].recipe if recipe in entries else None
-
-
-def machine_fields(recipe: str) -> frozenset[str]:
-    """Settings that say where a run was trained, and those of what is looked at meanwhile."""
-    from fmicl.sweep.folder import machine_settings
-
-    return machine_settings(_default(recipe)) | WATCHING
-
-
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= value if isinstance(value, Mapping) else {key: value}
-    return flat
-
-
 def differences(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a record that differ from its recipe's, but for those in its name and those without a part.
+    """Options by which a run computes something else than its recipe, but for those in its name.
 
-    Fields that a record of an older version doesn't have are as the recipe says, but for those that meant something
-    else then; and what the recipe would choose by itself, key_statistics, say, doesn't differ from it. How often STS-B
-    dev is looked at counts where it chose the encoder, and a run on sentences without it is said to be that of its last
-    step.
+    An option that has the value that the recipe would resolve "auto" to is no difference. How often STS-B dev is
+    evaluated counts only if the encoder was chosen by it; a text run without STS-B dev exports its last step.
     """
-    default = _default(record["recipe"])
-    if default is None:
-        return {}
-    usual, ours = _flat(default.to_json()), _flat(record["settings"])
-    ignored = machine_fields(record["recipe"]) | set(NAMED)
+    settings = Settings.from_json(record["recipe"], record["settings"])
+    default, options = recipe(record["recipe"]), settings.schema.options
+    found = {
+        name: record["settings"][name]
+        for name in settings.used()
+        if name in settings.changes
+        and options[name].role == "compute"
+        and name not in NAMED | UNIMPORTANT
+        and settings.replace(**{name: getattr(default, name)}).used() != settings.used()
+    }
     data = record.get("data")
-    last = isinstance(data, Mapping) and data.get("stsb_dev", "") is None
-    if last:
-        ignored |= {"sts_every"}
-    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):  # of another version: all fields count
-        read = type(default).from_json(dict(record["settings"]))
-        meant = {f.name: f.default for f in dataclasses.fields(read)}  # of fields that the record doesn't have
-        ours = {k: v for k, v in _flat(read.to_json()).items() if k in ours or v != meant.get(k, v)} | _settled(read)
-        ignored |= set(read.without_part(default))
-    found = {key: value for key, value in ours.items() if key not in ignored and usual.get(key) != value}
-    return {**found, "exported": "last step"} if last else found
+    if isinstance(data, Mapping) and data.get("stsb_dev", "") is None:
+        found.pop("sts_every", None)
+        return {**found, "exported": "last step"}
+    return found
 
 
-def _settled(recipe: Any) -> dict[str, Any]:
-    """Fields as the recipe has them, where they are what it would choose by itself."""
-    meant = recipe.settled()
-    chosen = {name: dataclasses.replace(recipe, **{name: value}).settled() for name, value in recipe.automatic.items()}
-    return {n: recipe.automatic[n] for n, settled in chosen.items() if getattr(settled, n) == getattr(meant, n)}
-
-
-def record_name(record: Mapping[str, Any]) -> str:
-    """The file's name: recipe, method, objective, divergence, what differs from the recipe, epochs and seed.
+def record_path(record: Mapping[str, Any]) -> Path:
+    """Where a record is filed: dataset, then method and objective, epochs, some differences, seed and hash.
 
     Example:
-        >>> settings = {"method": "simclr", "objective": "fmicl", "divergence": "kl", "epochs": 200}
-        >>> record_name({"recipe": "cifar10", "settings": settings, "seed": 0})
-        'cifar10-simclr-fmicl-kl-200-seed0.json'
+        >>> settings = recipe("cifar10", method="moco", epochs=200, alpha=7.4)
+        >>> about = {"recipe": "cifar10", "task": "images", "seed": 0, "hash": settings.hash}
+        >>> record_path({**about, "settings": settings.to_json()}).as_posix()
+        'cifar10/moco-kl-200e-alpha=7.4-s0-a3b6b255.json'
     """
     settings = record["settings"]
-    parts = [record["recipe"], settings.get("method"), settings.get("objective")]
-    if settings.get("objective") == "fmicl":
-        parts.append(settings.get("divergence"))
-    parts += [f"{key}={_short(value)}" for key, value in differences(record).items()]
-    parts += [settings.get("epochs"), f"seed{record['seed']}"]
-    name = "-".join(str(part) for part in parts if part is not None)
-    return re.sub(r"[^A-Za-z0-9._=+-]+", "_", name) + ".json"
+    parts = [] if settings["method"] == "simclr" else [settings["method"]]
+    parts.append(settings["divergence"] if settings["objective"] == "fmicl" else settings["objective"])
+    parts.append(f"{settings['epochs']}e")
+    end = f"-s{record['seed']}-{record['hash']}"
+    differs = sorted(differences(record).items(), key=lambda item: not _of_method(record, item[0]))
+    for name, value in differs:
+        part = _words(SHORT.get(name, name), value)
+        if name != "model" and len("-".join([*parts, part])) + len(end) <= LONGEST:  # a model is often a folder's name
+            parts.append(part)
+    return Path(str(settings.get("dataset", record["recipe"]))) / f"{'-'.join(parts)}{end}.json"
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, list):
-        return "_".join(_short(x) for x in value)
-    if isinstance(value, float) and float(f"{value:g}") == value:
-        return f"{value:g}"
-    return str(value).rsplit("/", 1)[-1]  # of a model's place or name on a hub, the last part
+def _of_method(record: Mapping[str, Any], name: str) -> bool:
+    schema = schema_of(record["task"])
+    return name in schema.owners and schema.owner_titles(name).startswith("method ")
+
+
+def _words(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    values = value if isinstance(value, list) else [value]
+    text = "_".join(f"{x:g}" if isinstance(x, float) and float(f"{x:g}") == x else str(x) for x in values)
+    return re.sub(r"[^A-Za-z0-9._=+-]+", "_", f"{name}={text}")
 
 
 def render(record: Mapping[str, Any]) -> str:
-    """JSON for people: an entry a line, and each epoch on one."""
+    """Readable JSON: a line for each entry and each epoch."""
     lines = []
     for key, value in record.items():
         if key == "metrics":
@@ -221,12 +204,12 @@ def render(record: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[str, dict[str, Any]]:
-    """The record of a warm start: what it says of its training, and its scores before any contrastive step."""
+def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[Path, dict[str, Any]]:
+    """The record of a warm start: its training, and its scores before any contrastive step."""
     told = read_json(folder / "warm_start.json")
     command = f"`fmicl evaluate {folder} --pooling cls --sts DIR --json FILE`"
     if scores is None:
-        raise ValueError(f"{folder} is a warm start: name its scores ({command})")
+        raise ValueError(f"{folder} is a warm start: it needs --scores ({command})")
     results = read_json(scores)
     scored = Path(str(results.get("model", ""))).name
     if scored != folder.resolve().name:
@@ -235,10 +218,10 @@ def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[
         raise ValueError(f"{scores} doesn't say by which pooling it came about: {command} does")
     seed = told.get("settings", {}).get("seed", 0)
     about = {"commit": told.get("commit") or commit, "seed": seed}
-    record = {"kind": "warm_start", **told, **about, "results": _without_folders(results)}
+    record = {"task": "warm_start", **told, **about, "results": _without_folders(results)}
     if isinstance(told.get("command"), str):
         record["command"] = _command(shlex.split(told["command"]))
-    return f"warm-start-seed{seed}.json", record
+    return Path("wikipedia", f"warm-start-s{seed}.json"), record
 
 
 def _is_warm_start(folder: Path) -> bool:
@@ -252,63 +235,52 @@ def _runs(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
             continue
         runs = read_json(path / "sweep.json")["runs"]
-        finished = [path / name for name, run in runs.items() if run["state"] == "finished"]
+        finished = [path / run["folder"] for run in runs if run["state"] == "finished"]
         if not finished:
             raise ValueError(f"no run of the sweep in {path} is finished")
         yield from finished
 
 
-def write_record(name: str, record: Mapping[str, Any], into: Path) -> Path | None:
-    """Write a record to a file of that name; None if it is there already.
+def write_record(path: Path, record: Mapping[str, Any]) -> bool:
+    """Write a record; False if the file has it already.
 
     Raises:
-        FileExistsError: there is one that says something else.
+        FileExistsError: the file has other contents, or another file has a run with these settings.
     """
-    path, text = into / name, render(record)
+    text = render(record)
     if path.exists():
-        if json.loads(path.read_text(encoding="utf-8")) == json.loads(text):
-            return None
-        raise FileExistsError(f"{path} is the record of another run, and is not overwritten: move it, or this run's")
+        if read_json(path) == json.loads(text):
+            return False
+        raise FileExistsError(f"{path} has the record of another run, and is not overwritten: move one of them")
+    for other in path.parent.glob("*.json"):
+        if "hash" in record and read_json(other).get("hash") == record["hash"]:
+            raise FileExistsError(f"{other} has a run with the same settings and seed: move it, or leave this run out")
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), overwrite=False)
-    return path
-
-
-def _refuse_twin(name: str, record: Mapping[str, Any], into: Path) -> None:
-    """Refuse a run of settings and seed that are on record under a name of an older version, or of somebody's own.
-
-    Raises:
-        FileExistsError: there is one.
-    """
-    for path in sorted(into.glob(f"{record.get('recipe')}-*seed{record['seed']}.json")) if into.is_dir() else []:
-        other = read_json(path)
-        if path.name != name and other.get("settings") and record_name(other) == name:
-            raise FileExistsError(
-                f"{path} is on record with the same settings and seed: move it, or leave this run out"
-            )
+    return True
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Record the runs of the command line."""
+    """Archive the runs of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders of sweeps")
-    parser.add_argument("--into", type=Path, default=Path("results"), help="folder of the records")
+    parser.add_argument("--into", type=Path, default=Path("results"), help="folder of the archive")
     parser.add_argument("--commit", help="of the code, for runs of a tree without .git")
     parser.add_argument("--scores", type=Path, help="of a warm start: the JSON file of `fmicl evaluate --json`")
     options = parser.parse_args(arguments)
     try:
         records, found = [], list(_runs(options.runs))
         if options.scores is not None and not (len(found) == 1 and _is_warm_start(found[0])):
-            raise ValueError("--scores are those of a warm start: name it, and no other run with it")
+            raise ValueError("--scores needs one warm start, and no other run with it")
         for run in found:  # all are read before one is written
             if _is_warm_start(run):
                 records.append((run, *_warm_start(run, options.scores, options.commit)))
             else:
                 record = make_record(run, options.commit)
-                records.append((run, record_name(record), record))
-                _refuse_twin(records[-1][1], record, options.into)
-        for run, name, record in records:
-            written = write_record(name, record, options.into)
-            print(f"{run} -> {options.into / name}" + ("" if written else " (was there)"))
+                records.append((run, record_path(record), record))
+        for run, place, record in records:
+            written = write_record(options.into / place, record)
+            print(f"{run} -> {options.into / place}" + ("" if written else " (exists)"))
     except (OSError, ValueError) as error:
         print(f"record.py: error: {error}", file=sys.stderr)
         return 2

@@ -1,11 +1,10 @@
-"""Our numbers beside the paper's: docs/reproduction.md from the records in results/.
+"""Our numbers beside the paper's: docs/reproduction.md from the archived runs in results/.
 
     python experiments/reproduction.py            # write the tables
-    python experiments/reproduction.py --check    # exit code 1 if the page does not say what the records say
+    python experiments/reproduction.py --check    # exit code 1 if the page differs from the archived runs
 
-Only what stands between the page's markers (<!-- cifar10 --> ... <!-- /cifar10 -->) is written; the words around them
-are kept. Every number of ours is a mean over the seeds on record, with their standard deviation (n - 1). The records
-are linked once a row, or once a column on CIFAR-10. Where there is no run there is no number.
+Only the text between the page's markers (<!-- cifar10 --> ... <!-- /cifar10 -->) is written. Each number of ours is a
+mean over seeds, with the standard deviation (n - 1). The runs are linked once a row, or once a column on CIFAR-10.
 """
 
 from __future__ import annotations
@@ -57,15 +56,20 @@ ON_THE_WAY = (0.008, 0.04, 0.2, 1.0)
 
 
 class Record:
-    """A run on record."""
+    """An archived run.
+
+    Args:
+        file: where it is, relative to results/.
+        told: its contents.
+    """
 
     def __init__(self, file: Path, told: Mapping[str, Any]) -> None:
         self.file, self.told = file, told
         self.recipe, self.settings = str(told.get("recipe")), told["settings"]
         self.results: Mapping[str, Any] = told["results"]
-        self.seed, self.epochs = int(told.get("seed", 0)), self.settings.get("epochs")
-        self.kind = told.get("kind") or ("text" if "avg" in self.results else "images")
-        self.differences = {} if self.kind == "warm_start" else differences(told)
+        self.seed, self.epochs = int(told["seed"]), self.settings.get("epochs")
+        self.task = told["task"]
+        self.differences = {} if self.task == "warm_start" else differences(told)
 
     @property
     def column(self) -> str | None:
@@ -73,7 +77,7 @@ class Record:
         s = self.settings
         method, objective = s.get("method", "simclr"), s.get("objective")
         if objective == "infonce":
-            names = {"simclr": "SimCSE" if self.kind == "text" else "SimCLR", "moco": "MoCo"}
+            names = {"simclr": "SimCSE" if self.task == "text" else "SimCLR", "moco": "MoCo"}
             return names.get(method)
         if method != "simclr":
             return None
@@ -92,19 +96,19 @@ def label(record: Record) -> str:
 
 
 def load(folder: Path) -> list[Record]:
-    """All records of runs in a folder; other JSON files, such as benchmarks, are left out.
+    """All archived runs below a folder; other JSON files, such as benchmarks, are left out.
 
     Raises:
         ValueError: a file is damaged.
     """
     found = []
-    for file in sorted(folder.glob("*.json")):
+    for file in sorted(folder.rglob("*.json")):
         try:
             told = json.loads(file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is damaged: {error}") from error
-        if isinstance(told, dict) and {"settings", "results"} <= told.keys():
-            found.append(Record(file, told))
+        if isinstance(told, dict) and {"task", "settings", "results"} <= told.keys():
+            found.append(Record(file.relative_to(folder), told))
     return found
 
 
@@ -114,7 +118,7 @@ def cells(records: Sequence[Record], values: Iterable[Callable[[Record], Any]], 
     A number that not all of these runs have is followed by links to its own.
 
     Raises:
-        ValueError: a seed is on record twice.
+        ValueError: a seed is there twice.
     """
     values = list(values)
     by_seed = sorted(records, key=lambda r: r.seed)
@@ -122,10 +126,10 @@ def cells(records: Sequence[Record], values: Iterable[Callable[[Record], Any]], 
     runs = [r for r in by_seed if any(r in known for known in having)]
     for one, other in itertools.pairwise(runs):
         if one.seed == other.seed:
-            raise ValueError(f"{one.file.name} and {other.file.name} are the same run: seed {one.seed} counts once")
+            raise ValueError(f"{one.file} and {other.file} are the same run: seed {one.seed} counts once")
 
     def linked(known: Iterable[Record]) -> str:
-        return " ".join(f"[{r.seed}]({links}/{r.file.name})" for r in known)
+        return " ".join(f"[{r.seed}]({links}/{r.file.as_posix()})" for r in known)
 
     made = []
     for value, known in zip(values, having, strict=True):
@@ -189,7 +193,7 @@ def geometry(records: Sequence[Record], links: str) -> str:
         if (runs := [r for r in ours if r.epochs == epochs and r.column == name])
     ]
     if not rows:
-        return "No run on record yet."
+        return "No run is archived yet."
     head = ["objective", "epochs", "alignment in training", "alignment", "uniformity", "effective rank", RUNS]
     return table(head, rows)
 
@@ -209,12 +213,12 @@ def others(records: Sequence[Record], links: str) -> str:
     """Runs on images with other settings, or on other data."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for r in records:
-        if r.kind == "images" and not is_main(r):
+        if r.task == "images" and not is_main(r):
             differs = _listed(r.differences)
             groups.setdefault((r.recipe, label(r), differs, str(r.epochs)), []).append(r)
     if not groups:
-        return "No run on record yet."
-    rows = [[*key, *cells(g, _accuracies(), links)] for key, g in groups.items()]
+        return "No run is archived yet."
+    rows = [[*key, *cells(g, _accuracies(), links)] for key, g in sorted(groups.items())]
     return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear", RUNS], rows)
 
 
@@ -229,8 +233,8 @@ def _listed(settings: Mapping[str, Any]) -> str:
 def text(records: Sequence[Record], links: str) -> str:
     """Runs on sentences: those of the settings that most runs have, the alphas of KL, and the rest."""
     # A run without a score has nothing to show.
-    found = [r for r in records if r.kind == "text" and any(_result(task)(r) is not None for task in TASKS)]
-    starts = [r for r in records if r.kind == "warm_start"]
+    found = [r for r in records if r.task == "text" and any(_result(task)(r) is not None for task in TASKS)]
+    starts = [r for r in records if r.task == "warm_start"]
     common = _common(found)
     usual = [r for r in found if _key(r) == common]
     main = [r for r in usual if r.column and "alpha" not in r.differences]
@@ -243,7 +247,7 @@ def text(records: Sequence[Record], links: str) -> str:
     head = ["Spearman's correlation x 100", *(f"ours, {task}" for task in TASKS), "paper, BERT-base, avg", RUNS]
     parts = [table(head, rows)]
     if not found:
-        parts.append("No run of ours on record yet.")
+        parts.append("No run of ours is archived yet.")
     else:
         epochs, *more = _words(usual[0], starts, without=("alpha",))
         parts.append(", ".join([f"Each run of ours above is {epochs} of the recipe `{usual[0].recipe}`", *more]) + ".")
@@ -333,7 +337,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the page, or check it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the records")
+    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the archived runs")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reproduction.md", help="the page")
     options = parser.parse_args(arguments)
     try:
@@ -346,7 +350,7 @@ def main(arguments: list[str] | None = None) -> int:
         if before != after:
             print(f"{options.page} is out of date: run python experiments/reproduction.py", file=sys.stderr)
         else:
-            print(f"{options.page} says what the records say")
+            print(f"{options.page} agrees with the archived runs")
         return int(before != after)
     if before != after:
         options.page.write_text(after, encoding="utf-8")

@@ -126,7 +126,7 @@ def train(options: argparse.Namespace, tokenizer: BertTokenizer, rows: tuple[Row
         hidden_dropout_prob=options.dropout, attention_probs_dropout_prob=options.dropout,
         pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
-    model = BertForMaskedLM(config).to(device).train()  # type: ignore[no-untyped-call]
+    model = BertForMaskedLM(config).to(device).train()
     parameters = sum(parameter.numel() for parameter in model.parameters())
 
     data = torch.from_numpy(rows[0].astype(np.int32)).to(device)  # all of it on the GPU

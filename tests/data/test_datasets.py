@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import pickle
 import shutil
@@ -283,8 +282,7 @@ def test_a_registered_dataset_is_loaded_and_trained_on_by_name(squares: list[Loa
     assert "squares" in list_datasets()
     splits = load_images("squares", size=8, validation=0.25)
     assert (splits.split, len(splits.pretrain), squares[0].size) == ("validation", 30, 8)
-    recipe = dataclasses.replace(small("digits", None, epochs=1, batch_size=8), dataset="squares")
-    run = train(recipe, out=tmp_path / "run")
+    run = train(small("digits", None, epochs=1, batch_size=8, dataset="squares"), out=tmp_path / "run")
     assert run is not None
     assert run.checkpoint.exists()
 

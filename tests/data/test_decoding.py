@@ -48,7 +48,7 @@ def test_resize_centre_is_torchvisions(size: tuple[int, int]) -> None:
     assert np.abs(ours - theirs).max() <= 1
 
 
-def test_no_more_threads_than_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "processors", lambda: 2)
+def test_no_more_threads_than_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "available_cpus", lambda: 2)
     names = set(decoding.map_in_threads(lambda _: threading.current_thread().name, list(range(100))))
     assert 1 <= len(names) <= 2

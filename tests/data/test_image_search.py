@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fmicl.cli import main as cli
-from fmicl.config import Settings
 from fmicl.data import find_images, load_images
 from fmicl.runs.folder import exclude_runs
 from fmicl.training.pipeline import train
@@ -89,7 +88,7 @@ def test_training_in_the_photo_folder_twice(tmp_path: Path, monkeypatch: Any, ca
         write_image(tmp_path / "holiday" / f"{i}.png", i)
     monkeypatch.chdir(tmp_path)
     recipe = small("images", Path("."), epochs=1, monitor_every=0)
-    first = train(recipe, name="images")
+    first = train(recipe)
     assert first is not None
     assert list((first.path / "figures").glob("*.png"))
     capsys.readouterr()
@@ -112,7 +111,7 @@ def closed_to(name: str, scandir: Callable[..., Any]) -> Callable[..., Any]:
 def test_folders_that_cannot_be_opened_are_reported(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     make_classes(tmp_path, {"cat": 4, "dog": 4, "private": 4})
     monkeypatch.setattr(os, "scandir", closed_to("private", os.scandir))  # root may enter all that chmod closes
-    splits = load_splits(Settings(dataset="images", data_dir=tmp_path), print)
+    splits = load_splits(small("images", tmp_path), print)
     assert splits.classes == ("cat", "dog")
     assert "private: can't be opened (Permission denied)" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="can't be opened"):

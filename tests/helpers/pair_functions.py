@@ -1,4 +1,4 @@
-"""What kernels sum over pairs, of every divergence and similarity: for tests of the kernels."""
+"""Pair functions of every divergence and similarity, for tests of the kernels."""
 
 from __future__ import annotations
 

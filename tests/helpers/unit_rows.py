@@ -1,4 +1,4 @@
-"""Rows on the unit sphere, and a mark for what Triton computes: for tests of the kernels."""
+"""Random unit rows for tests of the kernels."""
 
 from __future__ import annotations
 

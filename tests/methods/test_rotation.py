@@ -289,7 +289,7 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert (tmp_path / "run" / "results.json").exists()
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert "simclr fmicl kl small_conv + rotation 0.4" in page
-    assert "Rotation loss" in page
+    assert "<b>Rotation loss.</b>" in page
     with (tmp_path / "run" / "metrics.csv").open() as file:
         assert next(iter(csv.DictReader(file)))["loss_rotation"]
 

@@ -124,7 +124,7 @@ def test_a_run_folder_can_be_loaded(bert: Path, tmp_path: Path) -> None:
 
 def test_a_masked_language_model_can_be_loaded(bert: Path, tmp_path: Path) -> None:
     """Its pooler is missing, and its head is not used."""
-    model: Any = BertForMaskedLM(BertConfig.from_pretrained(bert))  # type: ignore[no-untyped-call]
+    model: Any = BertForMaskedLM(BertConfig.from_pretrained(bert))
     model.to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     BertTokenizer.from_pretrained(bert).save_pretrained(tmp_path)
@@ -143,7 +143,7 @@ def test_length_limit_of_models_that_count_positions_from_the_padding(bert: Path
         vocab_size=len(WORDS) + 5, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
         max_position_embeddings=12, pad_token_id=1, type_vocab_size=1,
     )  # fmt: skip
-    RobertaModel(config).save_pretrained(tmp_path)  # type: ignore[no-untyped-call]
+    RobertaModel(config).save_pretrained(tmp_path)
     BertTokenizer.from_pretrained(bert, pad_token="[UNK]").save_pretrained(tmp_path)
     encoder, tokenizer = build(tmp_path)
     assert (encoder.padding, tokenizer.limit) == (1, 10)

@@ -194,21 +194,23 @@ def test_the_page_shows_what_was_measured_of_a_step() -> None:
     """The table of benchmarks/README.md is made of the files in results/."""
     training = module("training")
     root = Path(__file__).resolve().parents[2]
-    paths = sorted((root / "results").glob("training-*.json"), key=lambda path: path.stem)
+    paths = sorted((root / "results" / "benchmarks").glob("training-*.json"), key=lambda path: path.stem)
     files = [json.loads(path.read_text()) for path in paths]
     assert training.table(files) in (root / "benchmarks" / "README.md").read_text()
 
 
 def test_a_step_is_timed_in_its_parts() -> None:
     training = module("training")
-    settings = ["batch_size=32", "method=moco", "queue=64", "symmetric=True", "rotation_weight=0.4"]
-    recipe = training.changed(training.recipe("digits"), settings)
-    assert (recipe.batch_size, recipe.method, recipe.symmetric, recipe.rotation_weight) == (32, "moco", True, 0.4)
-    assert training.changed(recipe, []) is recipe
+    changes = ["batch_size=32", "method=moco", "queue=64", "symmetric=True", "rotation_weight=0.4"]
+    settings = training.changed(training.recipe("digits"), changes)
+    assert settings == training.recipe(
+        "digits", batch_size=32, method="moco", queue=64, symmetric=True, rotation_weight=0.4
+    )
+    assert training.changed(settings, []) is settings
     for wrong in ("nonsense=1", "batch_size", "batch_size=many", "symmetric=perhaps", "device=cpu", "probe-views=8"):
-        with pytest.raises(ValueError, match="of --set"):
-            training.changed(recipe, [wrong])
-    bench = training.Bench(recipe, torch.device("cpu"), compile=False, images=100)
+        with pytest.raises(ValueError, match="--set"):
+            training.changed(settings, [wrong])
+    bench = training.Bench(settings, torch.device("cpu"), compile=False, images=100)
     assert bench.clock(lambda: bench.step(next(bench.batches)), 1) > 0
     parts = bench.parts(1)
     assert list(parts)[:4] == ["views", "forward and loss", "backward", "optimiser"]
@@ -352,7 +354,7 @@ def test_kernels_of_a_gpu_are_not_shown_without_one(tmp_path: Path) -> None:
     command = [sys.executable, str(script), "--recipe", "digits", "--timeline", str(tmp_path / "step.txt")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stderr.strip().endswith("show what a CUDA GPU does, and there is none here")
+    assert "--timeline" in done.stderr
 
 
 def test_the_time_of_a_command_is_told_by_its_stages() -> None:

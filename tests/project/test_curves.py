@@ -1,4 +1,4 @@
-"""The figure of the runs on record: each column once, its own numbers, and an old figure is told apart."""
+"""The figure of the archived runs: a line for each column, and outdated figures are found."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fmicl.config import recipe
 
 
 def put(folder: Path, name: str, *, knn: float = 80.0, **changes: Any) -> None:
-    """A record of 200 epochs, whose alignment at epoch e is e / 1000 and whose k-NN was looked at twice."""
-    settings = {**recipe("cifar10").to_json(), "epochs": 200, **changes}
+    """An archived run of 200 epochs, whose alignment at epoch e is e / 1000 and with two k-NN accuracies."""
+    settings = recipe("cifar10", **{"epochs": 200, **changes})
     rows = [
         {"epoch": e, "knn": knn if e % 100 == 0 else None, "alignment": e / 1000, "uniformity": -3.0,
          "effective_rank": float("nan") if e == 1 else 50.0}
         for e in range(1, 201)
     ]  # fmt: skip
-    told = {"recipe": "cifar10", "settings": settings, "results": {"knn": knn}, "seed": settings["seed"]}
-    (folder / f"{name}.json").write_text(json.dumps({**told, "metrics": rows}))
+    told = {"recipe": "cifar10", "task": "images", "settings": settings.to_json(), "seed": settings.seed}
+    (folder / f"{name}.json").write_text(json.dumps({**told, "results": {"knn": knn}, "metrics": rows}))
 
 
 def test_a_point_is_a_mean_over_epochs_or_one_look(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_line_for_each_column_of_the_lowest_seed(tmp_path: Path) -> None:
     assert all(title in words for title in curves.PANELS.values())
 
 
-def test_an_old_figure_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_outdated_figure_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "a.svg"
     options = ["--results", str(tmp_path), "--out", str(figure)]
     assert curves.main(options) == 2
@@ -72,6 +72,6 @@ def test_an_old_figure_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "out of date" in capsys.readouterr().err
 
 
-def test_the_figure_is_of_the_records() -> None:
+def test_the_figure_is_up_to_date() -> None:
     assert curves.main(["--check"]) == 0, "run python experiments/curves.py"
     assert set(curves.STYLES) == set(reproduction.COLUMNS)

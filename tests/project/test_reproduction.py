@@ -1,7 +1,8 @@
-"""Runs go on record whole and without the machine's folders, and the page says what the records say."""
+"""Archived runs: complete, without paths of the machine, and the page of the reproduction agrees with them."""
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import re
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fmicl.config import RECIPES, recipe
+from fmicl.config import Settings, recipe
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 
@@ -23,20 +24,23 @@ ROOT = Path(__file__).resolve().parents[2]
 def run_folder(path: Path, name: str = "cifar10", commit: str | None = "abc123", **changes: Any) -> Path:
     """A folder as a run leaves it."""
     results = changes.pop("results", {"knn": 84.0, "linear": 88.0, "split": "test"})
-    settings = {**RECIPES[name].recipe.to_json(), "data_dir": "/home/someone/cifar", "epochs": 2, **changes}
+    images = {"data_dir": "/home/someone/cifar", "epochs": 2} if name != "wikipedia" else {"epochs": 1}
+    settings = recipe(name, **images | changes)
     path.mkdir(parents=True)
-    told = {
+    saved = {
         "recipe": name,
-        "settings": settings,
+        "task": settings.task.name,
+        "hash": settings.hash,
+        "settings": settings.to_json(),
         "data": {"samples": 3, "digest": "f00"},
-        "command": ["__main__.py", "train", name, "--data-dir", "/home/someone/cifar", "--out=/tmp/x/y", "--download"],
+        "command": ["python", "-m", "fmicl", "train", name, "--data-dir", "/home/someone/cifar", "--out=/tmp/x/y"],
         "versions": {"torch": "2.11.0"},
         "device": "cuda:0 (NVIDIA H200)",
         "commit": commit,
-        "seed": settings["seed"],
+        "seed": settings.seed,
         "started": "2026-11-15T05:03:49+00:00",
     }
-    (path / "settings.json").write_text(json.dumps(told))
+    (path / "settings.json").write_text(json.dumps(saved))
     (path / "results.json").write_text(json.dumps(results))
     (path / "metrics.csv").write_text("epoch,loss,knn\n1,2.5,\n2,nan,84.0\n")
     return path
@@ -44,12 +48,12 @@ def run_folder(path: Path, name: str = "cifar10", commit: str | None = "abc123",
 
 def text_record(**changes: Any) -> dict[str, Any]:
     results = changes.pop("results", {"STS12": 60.0, "STSB": 70.0, "SICK-R": 65.0, "avg": 64.0, "step": 125})
-    settings = {
-        "method": "simclr", "objective": "fmicl", "divergence": "kl", "alpha": 409600.0, "epochs": 1, "model": "warm",
-        **changes,
-    }  # fmt: skip
-    told = {"recipe": "sentences of ours", "kind": "text", "settings": settings, "results": results}
-    return {**told, "seed": settings.get("seed", 0)}
+    settings = recipe("wikipedia", **{"model": "warm", **changes})
+    about = {"recipe": "wikipedia", "task": "text", "hash": settings.hash, "settings": settings.to_json()}
+    return {**about, "results": results, "seed": settings.seed}
+
+
+START = {"task": "warm_start", "settings": {}, "seed": 0}
 
 
 def put(folder: Path, **records: dict[str, Any]) -> None:
@@ -57,26 +61,27 @@ def put(folder: Path, **records: dict[str, Any]) -> None:
         (folder / f"{name}.json").write_text(json.dumps(told))
 
 
-# ---- records
+# ---- the archive
 
 
-def test_a_record_has_all_of_a_run_and_no_folder_of_the_machine(tmp_path: Path) -> None:
+def test_a_record_has_everything_of_a_run_and_no_path_of_the_machine(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", seed=3, divergence="js")
     assert record.main([str(run), "--into", str(tmp_path / "results")]) == 0
-    file = tmp_path / "results" / "cifar10-simclr-fmicl-js-2-seed3.json"
+    expected = recipe("cifar10", epochs=2, seed=3, divergence="js").hash
+    file = tmp_path / "results" / "cifar10" / f"js-2e-s3-{expected}.json"
     text = file.read_text()
     told = json.loads(text)
     assert list(told) == [
-        "recipe", "kind", "settings", "data", "command", "versions", "device", "commit", "seed", "started", "results",
-        "metrics",
+        "recipe", "task", "hash", "settings", "data", "command", "versions", "device", "commit", "seed", "started",
+        "results", "metrics",
     ]  # fmt: skip
     assert told["settings"]["data_dir"] is None
-    assert told["command"] == "python -m fmicl train cifar10 --data-dir DIR --out=RUN --download"
+    assert told["command"] == "python -m fmicl train cifar10 --data-dir DIR --out=RUN"
     assert "/home" not in text
     assert "/tmp" not in text
-    assert (told["kind"], told["seed"], told["results"]["knn"]) == ("images", 3, 84.0)
+    assert (told["task"], told["seed"], told["results"]["knn"], told["hash"]) == ("images", 3, 84.0, expected)
     assert told["metrics"] == [{"epoch": 1, "loss": 2.5, "knn": None}, {"epoch": 2, "loss": None, "knn": 84.0}]
-    assert '  {"epoch": 2.0, "loss": null, "knn": 84.0}\n' in text  # an epoch, a line
+    assert '  {"epoch": 2.0, "loss": null, "knn": 84.0}\n' in text  # a line for each epoch
     assert '"crop_scale": [0.2, 1.0],\n' in text
 
 
@@ -99,33 +104,42 @@ def test_a_command_on_record_names_no_folder_of_the_machine(tmp_path: Path, word
 
 
 def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
-    views = {**recipe("cifar10").to_json()["views"], "blur": 0.5}
-    run = run_folder(tmp_path / "run", views=views, alpha=10.0, monitor_every=1, workers=0, queue=128)
+    run = run_folder(tmp_path / "run", blur=0.5, alpha=10.0, monitor_every=1, workers=0, queue=128)
     told = record.make_record(run)
     assert record.differences(told) == {"blur": 0.5, "alpha": 10.0}
-    assert record.record_name(told) == "cifar10-simclr-fmicl-kl-alpha=10-blur=0.5-2-seed0.json"
+    assert record.record_path(told) == Path("cifar10", f"kl-2e-alpha=10-blur=0.5-s0-{told['hash']}.json")
     infonce = record.make_record(run_folder(tmp_path / "other", objective="infonce", alpha=10.0))
-    assert record.record_name(infonce) == "cifar10-simclr-infonce-2-seed0.json"  # alpha has no part in it
+    assert record.record_path(infonce).name == f"infonce-2e-s0-{infonce['hash']}.json"  # alpha has no effect there
+    many: dict[str, Any] = {
+        "method": "moco",
+        "symmetric": True,
+        "queue": 8192,
+        "dim": 128,
+        "gamma": 2.5,
+        "learning_rate": 0.3,
+    }
+    long = record.record_path(record.make_record(run_folder(tmp_path / "long", "digits", shift="optimal", **many)))
+    assert long.parent == Path("digits")
+    assert long.stem.startswith("moco-kl-2e-queue=8192-symmetric-")
+    assert len(long.stem) <= 60
 
 
-def test_statistics_of_keys_differ_where_the_recipe_would_choose_others(tmp_path: Path) -> None:
-    symmetric = {"method": "moco", "symmetric": True}
-    runs: list[dict[str, Any]] = [
-        {"method": "moco", "key_statistics": "batch"}, {"method": "moco", "key_statistics": "past"},
-        {**symmetric, "key_statistics": "past"}, {**symmetric, "key_statistics": "batch"}, symmetric,
-    ]  # fmt: skip
-    told = [record.make_record(run_folder(tmp_path / str(i), **settings)) for i, settings in enumerate(runs)]
-    del told[-1]["settings"]["key_statistics"]  # of a version that had none: by the batch
-    differ = [record.differences(one).get("key_statistics") for one in told]
-    assert differ == [None, "past", None, "batch", "batch"]
-
-
-def test_a_size_that_the_recipe_would_choose_is_not_in_the_name(tmp_path: Path) -> None:
-    runs: list[dict[str, Any]] = [{}, {"rotation_size": 16}, {"rotation_size": 20}]
-    told = [record.make_record(run_folder(tmp_path / str(i), rotation_weight=0.4, **r)) for i, r in enumerate(runs)]
-    names = [record.record_name(one) for one in told]
-    assert names[0] == names[1] == "cifar10-simclr-fmicl-kl-rotation_weight=0.4-2-seed0.json"
-    assert names[2] == "cifar10-simclr-fmicl-kl-rotation_weight=0.4-rotation_size=20-2-seed0.json"
+@pytest.mark.parametrize(
+    ("changes", "differs"),
+    [
+        ({"method": "moco", "key_statistics": "batch"}, {}),
+        ({"method": "moco", "key_statistics": "past"}, {"key_statistics": "past"}),
+        ({"method": "moco", "symmetric": True, "key_statistics": "past"}, {"symmetric": True}),
+        ({"method": "moco", "symmetric": True, "key_statistics": "batch"},
+         {"symmetric": True, "key_statistics": "batch"}),
+        ({"rotation_weight": 0.4, "rotation_size": 16}, {"rotation_weight": 0.4}),
+        ({"rotation_weight": 0.4, "rotation_size": 20}, {"rotation_weight": 0.4, "rotation_size": 20}),
+    ],
+)  # fmt: skip
+def test_a_value_that_auto_would_choose_is_no_difference(
+    changes: dict[str, Any], differs: dict[str, Any], tmp_path: Path
+) -> None:
+    assert record.differences(record.make_record(run_folder(tmp_path / "run", **changes))) == differs
 
 
 @pytest.mark.parametrize(
@@ -137,13 +151,12 @@ def test_a_size_that_the_recipe_would_choose_is_not_in_the_name(tmp_path: Path) 
         (None, 50, {"exported": "last step"}),
     ],
 )
-def test_how_the_encoder_of_sentences_was_chosen_tells_runs_apart(
+def test_the_choice_of_the_text_encoder_tells_runs_apart(
     stsb_dev: str | None, sts_every: int, differs: dict[str, Any]
 ) -> None:
-    """How often STS-B dev is looked at is part of the result where it chooses, and no more than a look elsewhere."""
+    """How often STS-B dev is evaluated matters only if it chooses the encoder."""
     told = text_record(model="bert-base-uncased", sts_every=sts_every)
-    told |= {"recipe": "wikipedia", "data": {"samples": 3, "stsb_dev": stsb_dev}}
-    assert record.differences(told) == differs
+    assert record.differences({**told, "data": {"samples": 3, "stsb_dev": stsb_dev}}) == differs
 
 
 def test_a_record_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,24 +164,24 @@ def test_a_record_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     one, other = run_folder(tmp_path / "one"), run_folder(tmp_path / "other", results={"knn": 1.0})
     assert record.main([str(one), *into]) == 0
     assert record.main([str(one), *into]) == 0
-    assert "(was there)" in capsys.readouterr().out
-    before = {path: path.read_bytes() for path in (tmp_path / "results").iterdir()}
+    assert "(exists)" in capsys.readouterr().out
+    (file,) = (tmp_path / "results").rglob("*.json")
+    before = file.read_bytes()
     assert record.main([str(other), *into]) == 2
-    assert "is the record of another run, and is not overwritten" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in (tmp_path / "results").iterdir()} == before
+    assert "not overwritten" in capsys.readouterr().err
+    assert [path.read_bytes() for path in (tmp_path / "results").rglob("*.json")] == [before]
 
 
-def test_a_run_on_record_under_another_name_is_not_put_on_record_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The page could not be made of both."""
+def test_a_run_is_not_archived_again_under_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page can't be made of both."""
     into = tmp_path / "results"
     assert record.main([str(run_folder(tmp_path / "one", "digits")), "--into", str(into)]) == 0
-    (into / "digits-simclr-fmicl-kl-2-seed0.json").rename(into / "digits-seed0.json")
-    again = run_folder(tmp_path / "again", "digits", results={"knn": 83.0})
+    (file,) = into.rglob("*.json")
+    file.rename(into / "digits" / "mine.json")
+    again = run_folder(tmp_path / "again", "digits", results={"knn": 83.0}, data_dir="/elsewhere")
     assert record.main([str(again), "--into", str(into)]) == 2
-    assert "digits-seed0.json is on record with the same settings and seed" in capsys.readouterr().err
-    assert [path.name for path in into.iterdir()] == ["digits-seed0.json"]
+    assert "mine.json" in capsys.readouterr().err
+    assert [path.name for path in into.rglob("*.json")] == ["mine.json"]
     for changes in ({"seed": 1}, {"alpha": 3.0}):
         other = run_folder(tmp_path / str(changes), "digits", **changes)
         assert record.main([str(other), "--into", str(into)]) == 0
@@ -177,14 +190,13 @@ def test_a_run_on_record_under_another_name_is_not_put_on_record_again(
 def test_all_finished_runs_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (0, 1):
         run_folder(tmp_path / "sweep" / f"seed={seed}", seed=seed)
-    states = {"seed=0": {"state": "finished"}, "seed=1": {"state": "finished"}, "seed=2": {"state": "failed"}}
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": states}))
+    states = ("finished", "finished", "failed")
+    runs = [{"folder": f"seed={seed}", "state": state} for seed, state in enumerate(states)]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": runs}))
     assert record.main([str(tmp_path / "sweep"), "--into", str(tmp_path / "results")]) == 0
-    assert [path.name for path in sorted((tmp_path / "results").iterdir())] == [
-        "cifar10-simclr-fmicl-kl-2-seed0.json",
-        "cifar10-simclr-fmicl-kl-2-seed1.json",
-    ]
-    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": {"seed=2": {"state": "failed"}}}))
+    names = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "results" / "cifar10").iterdir())
+    assert names == ["kl-2e-s0", "kl-2e-s1"]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"runs": runs[2:]}))
     assert record.main([str(tmp_path / "sweep"), "--into", str(tmp_path / "results")]) == 2
     assert "no run of the sweep" in capsys.readouterr().err
 
@@ -197,7 +209,7 @@ def test_results_on_other_data_are_not_the_runs_own(tmp_path: Path, capsys: pyte
     }
     other = run_folder(tmp_path / "other", results={**results, "data_changed": "there are 5 now"})
     assert record.main([str(other), "--into", str(tmp_path / "results")]) == 2
-    assert "on other data than the run was trained on (there are 5 now): `fmicl evaluate`" in capsys.readouterr().err
+    assert "there are 5 now" in capsys.readouterr().err
     assert not (tmp_path / "results").exists()
 
 
@@ -215,13 +227,10 @@ def test_the_commit_is_the_runs_own_or_the_one_named(tmp_path: Path, capsys: pyt
 
 
 def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_folder(tmp_path / "run", results={"STSB": 70.0, "avg": 64.0, "pairs": {"STSB": 1379}})
-    told = json.loads((run / "settings.json").read_text())
-    told |= {"recipe": "my sentences", "kind": "text"}
-    told["settings"] = {"method": "simclr", "objective": "infonce", "epochs": 1, "model": "/home/x/warm", "seed": 0}
-    (run / "settings.json").write_text(json.dumps(told))
+    results = {"STSB": 70.0, "avg": 64.0, "pairs": {"STSB": 1379}}
+    run = run_folder(tmp_path / "run", "wikipedia", results=results, objective="infonce", model="/home/x/warm")
     made = record.make_record(run)
-    assert record.record_name(made) == "my_sentences-simclr-infonce-1-seed0.json"
+    assert record.record_path(made) == Path("wikipedia", f"infonce-1e-s0-{made['hash']}.json")
     assert made["settings"]["model"] == "warm"
     assert made["results"]["STSB"] == 70.0
 
@@ -235,17 +244,17 @@ def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.C
     (tmp_path / "unsaid.json").write_text(json.dumps({"model": "/home/x/warm", "avg": 40.0}))
     command = [str(tmp_path / "warm"), "--into", str(tmp_path / "results")]
     assert record.main(command) == 2
-    assert "name its scores" in capsys.readouterr().err
+    assert "--scores" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "unsaid.json")]) == 2
-    assert "doesn't say by which pooling" in capsys.readouterr().err
+    assert "pooling" in capsys.readouterr().err
     (tmp_path / "others.json").write_text(json.dumps({"model": "/home/x/cold", "pooling": "cls", "avg": 40.0}))
     assert record.main([*command, "--scores", str(tmp_path / "others.json")]) == 2
-    assert "has the scores of cold, not of" in capsys.readouterr().err
+    assert "cold" in capsys.readouterr().err
     for runs in ([str(run)], [str(run), str(tmp_path / "warm")]):  # of a run the scores are its own
         assert record.main([*runs, "--into", str(tmp_path / "r"), "--scores", str(tmp_path / "scores.json")]) == 2
-        assert "--scores are those of a warm start" in capsys.readouterr().err
+        assert "--scores" in capsys.readouterr().err
     assert record.main([*command, "--scores", str(tmp_path / "scores.json"), "--commit", "abc1234"]) == 0
-    start = json.loads((tmp_path / "results" / "warm-start-seed1.json").read_text())
+    start = json.loads((tmp_path / "results" / "wikipedia" / "warm-start-s1.json").read_text())
     assert (start["results"], start["seed"]) == ({"pooling": "cls", "avg": 40.0}, 1)
     assert start["commit"] == "abc1234"
     assert start["command"] == "python experiments/warm_start.py train wiki.txt M"
@@ -310,13 +319,13 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
 
 
 def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path) -> None:
-    assert "No run of ours on record yet." in reproduction.tables(tmp_path)["text"]
+    assert "No run of ours is archived yet." in reproduction.tables(tmp_path)["text"]
     put(
         tmp_path,
         kl0=text_record(),
         kl1=text_record(seed=1, results={"avg": 66.0, "STSB": 70.0}),
         simcse=text_record(objective="infonce"),
-        start={"kind": "warm_start", "settings": {}, "results": {"avg": 40.0, "pooling": "cls"}},
+        start={**START, "results": {"avg": 40.0, "pooling": "cls"}},
     )
     shown = reproduction.tables(tmp_path)["text"]
     rows = rows_of(shown)
@@ -326,7 +335,7 @@ def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path)
     assert rows["warm start"][-3:] == ["40.00", "", "[0](../results/start.json)"]
     assert rows["SimCSE"][-3:] == ["64.00", "77.40", "[0](../results/simcse.json)"]
     assert rows["VLC"] == [*[""] * 8, "55.07", ""]
-    assert "Each run of ours above is one epoch of the recipe `sentences of ours`." in shown
+    assert "Each run of ours above is one epoch of the recipe `wikipedia`, with `model warm`." in shown
     put(tmp_path, simcse=text_record(objective="infonce", results={"STSB": 1.0, "avg": 2.0, "incomplete": ["STS12"]}))
     row = rows_of(reproduction.tables(tmp_path)["text"])["SimCSE"]
     assert row[5] == "1.00"
@@ -347,21 +356,12 @@ def test_runs_on_sentences_without_a_score_are_not_what_most_runs_are(tmp_path: 
 )
 def test_a_warm_starts_folder_is_said_in_words_and_other_models_by_name(tmp_path: Path, model: str, said: str) -> None:
     command = "python experiments/warm_start.py train wiki.txt MODEL --vocabulary roberta-base"
-    start = {"kind": "warm_start", "command": command, "settings": {}, "results": {"avg": 40.0}}
-    put(tmp_path, kl={**text_record(model=model), "recipe": "wikipedia"}, start=start)
+    start = {**START, "command": command, "results": {"avg": 40.0}}
+    put(tmp_path, kl=text_record(model=model), start=start)
     assert f"Each run of ours above is one epoch of the recipe {said}" in reproduction.tables(tmp_path)["text"]
 
 
-def test_alphas_and_other_settings_of_sentences_have_their_own_tables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = text_record()["settings"]
-
-    def differ(told: dict[str, Any]) -> dict[str, Any]:
-        ignored = ("objective", "divergence", "seed", "epochs")
-        return {k: v for k, v in told["settings"].items() if k not in ignored and usual.get(k) != v}
-
-    monkeypatch.setattr(reproduction, "differences", differ)
+def test_alphas_and_other_settings_of_sentences_have_their_own_tables(tmp_path: Path) -> None:
     put(tmp_path, kl=text_record(), js=text_record(divergence="js"), one=text_record(alpha=1.0, results={"avg": 50.0}))
     put(tmp_path, long=text_record(epochs=3, results={"avg": 67.0}), lr=text_record(learning_rate=1e-4))
     parts = [part for part in reproduction.tables(tmp_path)["text"].split("\n\n") if part.startswith("|")]
@@ -369,7 +369,7 @@ def test_alphas_and_other_settings_of_sentences_have_their_own_tables(
     assert rows_of(parts[0])["KL"][-3:] == ["64.00", "78.02", "[0](../results/kl.json)"]
     assert list(rows_of(parts[1])) == ["KL, alpha", "---", "1", "409,600"]
     assert rows_of(parts[1])["1"][-2:] == ["50.00", "[0](../results/one.json)"]
-    others = {"KL, 3 epochs", "KL, one epoch, with `learning_rate 0.0001`"}
+    others = {"KL, 3 epochs, with `model warm`", "KL, one epoch, with `learning_rate 0.0001`, `model warm`"}
     assert set(rows_of(parts[2])) == {"other settings", "---", *others}
 
 
@@ -395,7 +395,7 @@ def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.Captur
     after = path.read_text()
     assert after.startswith("# Mine\n\n<!-- cifar10 -->\n| CIFAR-10")
     assert "old" not in after
-    assert "\n<!-- /cifar10 -->\nbetween\n<!-- others -->\nNo run on record yet.\n<!-- /others -->\n" in after
+    assert "\n<!-- /cifar10 -->\nbetween\n<!-- others -->\nNo run is archived yet.\n<!-- /others -->\n" in after
     assert after.endswith("<!-- /text -->\nthe end\n")
     path.write_text("# no markers")
     assert reproduction.main(options) == 2
@@ -403,22 +403,37 @@ def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.Captur
     assert path.read_text() == "# no markers"
 
 
-def test_the_page_says_what_the_records_say() -> None:
+def test_archived_runs_have_settings_of_this_version_and_their_names() -> None:
+    runs = [r for r in reproduction.load(ROOT / "results") if r.task != "warm_start"]
+    assert len(runs) > 80
+    for run in runs:
+        settings = Settings.from_json(run.recipe, run.settings)
+        assert (settings.hash, settings.task.name) == (run.told["hash"], run.task), run.file
+        assert settings.to_json() == run.settings, run.file
+        assert record.record_path(run.told) == run.file
+
+
+def test_the_index_names_each_file_once() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \|", (ROOT / "results" / "README.md").read_text(), re.MULTILINE)
+    patterns = [pattern for row in rows for pattern in re.findall("`([^`]+)`", row)]
+    files = [path for path in (ROOT / "results").glob("*/*") if path.is_file()]
+    for file in files:
+        name = file.relative_to(ROOT / "results").as_posix()
+        assert sum(fnmatch.fnmatch(name, pattern) for pattern in patterns) == 1, name
+    for pattern in patterns:
+        assert list((ROOT / "results").glob(pattern)), pattern
+
+
+def test_the_page_agrees_with_the_archived_runs() -> None:
     assert reproduction.main(["--check"]) == 0, "run python experiments/reproduction.py"
 
 
 def test_what_the_page_says_of_our_choices_is_so() -> None:
     page = (ROOT / "docs" / "reproduction.md").read_text()
     r = recipe("cifar10")
-    assert (r.views.crop_scale, r.views.jitter, r.views.grey, r.views.blur) == ((0.2, 1.0), 0.8, 0.2, 0.0)
-    assert (r.weight_decay, r.warmup_epochs, r.hidden, r.dim, r.queue, r.temperature) == (
-        5e-4,
-        10,
-        2048,
-        512,
-        4096,
-        0.2,
-    )
+    assert (r.crop_scale, r.jitter, r.grey, r.blur) == ((0.2, 1.0), 0.8, 0.2, 0.0)
+    found = (r.weight_decay, r.warmup_epochs, r.hidden, r.dim, r.queue, r.temperature)
+    assert found == (5e-4, 10, 2048, 512, 4096, 0.2)
     assert (r.batch_size, r.learning_rate, r.alpha, r.gamma, r.mu, r.k, r.epochs) == (512, 0.1, 40, 1, 1, 200, 800)
     for words in ("[0.2, 1]", "probability 0.8", "grey with probability 0.2", "| 5e-4,", "warm-up of 10 epochs",
                   "512 - 2048 - 2048 - 512", "queue of 4096", "temperature 0.2", "alpha = 40", "k = 200"):  # fmt: skip

@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from fmicl.models.text import build_sentence_encoder
-from fmicl.training.tasks.text_evaluation import load_sentence_encoder
+from fmicl.runs.sentence_encoder import load_sentence_encoder
 from fmicl.utils.validation import TokenPooling
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"

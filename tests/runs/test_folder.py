@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fmicl.runs.folder import Run, create_run, find_run, latest_run, open_run, remove_temporary_files
-from fmicl.utils.run_files import is_run_folder
+from fmicl.runs.folder import Run, create_run, find_run, is_run_or_sweep, latest_run, open_run, remove_temporary_files
 
 
 def test_numbers_count_up_from_the_highest_and_the_latest_is_found(tmp_path: Path) -> None:
@@ -69,5 +68,11 @@ def test_partial_files_are_removed_and_nothing_else(tmp_path: Path) -> None:
         (["checkpoints"], ["metrics.csv", "encoder.json"], False),
     ],
 )
-def test_runs_and_sweeps_are_recognised_by_their_contents(folders: list[str], files: list[str], expected: bool) -> None:
-    assert is_run_folder(folders, files) == expected
+def test_runs_and_sweeps_are_recognised_by_their_contents(
+    folders: list[str], files: list[str], expected: bool, tmp_path: Path
+) -> None:
+    for name in folders:
+        (tmp_path / name).mkdir()
+    for name in files:
+        (tmp_path / name).touch()
+    assert is_run_or_sweep(tmp_path) == expected

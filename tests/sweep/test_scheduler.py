@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,14 @@ def test_a_run_is_found_whatever_its_folder_is_called(tmp_path: Path, capsys: py
     (folder / "sweep.json").write_text(json.dumps(record))
     assert sweep_of(folder, seed=(0,), epochs=(2,)).train(local()) == 0
     assert not (folder / old).exists()
+
+
+def test_a_run_whose_folder_was_deleted_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert sweep_of(tmp_path / "sweep").train(local()) == 0
+        assert "seed0: started" in capsys.readouterr().out
+        shutil.rmtree(tmp_path / "sweep" / saved_runs(tmp_path / "sweep")["seed0"]["folder"])
+    assert saved_runs(tmp_path / "sweep")["seed0"]["attempts"] == 2
 
 
 def test_cells_with_the_same_label_are_named_by_their_folders(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from fmicl.data import ArraySamples, FileSamples, ViewStream
 from fmicl.evaluation.features import evaluation_batch_size
 from fmicl.runs import tables
 from fmicl.runs.report import write_report
+from fmicl.sweep.summary import scores
 from fmicl.training.pipeline import train
 from fmicl.training.tasks import image_evaluation
 from fmicl.training.tasks.image_evaluation import evaluate_run
@@ -125,6 +126,7 @@ def test_probe_views_add_a_second_probe(
     assert "with those of 2694 random views of the training samples" in found["linear_views_protocol"]
     assert "no augmentation" in found["linear_protocol"]
     assert 10 < found["linear_views"] <= 100
+    assert scores(found)["linear on views"] == found["linear_views"]
     assert "Linear probe, on views too" in write_report(run.path).read_text()
     tables.print_results(run.path)
     assert "on views too" in capsys.readouterr().out

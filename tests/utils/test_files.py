@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from fmicl.runs import folder as runs
+from fmicl.training.checkpoints import load_checkpoint, save_checkpoint
 from fmicl.utils.files import check_writable, write_atomically
 from fmicl.utils.locks import wait_for_lock
 
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "last.ckpt"
-    runs.save_checkpoint(target, {"batches": 1})
+    save_checkpoint(target, {"batches": 1})
 
     def half(path: Path) -> None:
         path.write_bytes(b"half of it")
@@ -26,7 +27,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_atomically(target, half)
-    assert runs.load_checkpoint(target) == {"batches": 1}
+    assert load_checkpoint(target) == {"batches": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 
@@ -63,7 +64,7 @@ def test_a_file_is_not_a_writable_folder(tmp_path: Path) -> None:
         with pytest.raises(NotADirectoryError, match=r"/file is a file.*take another --out"):
             check_writable(path, "take another --out")
         with pytest.raises(NotADirectoryError, match=r"/file is a file"):
-            runs.new_run("digits", path)
+            runs.create_run("digits", path)
     assert (tmp_path / "file").read_text() == "mine"
 
 

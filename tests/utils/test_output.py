@@ -36,7 +36,7 @@ def test_training_finishes_with_a_closed_pipe(tmp_path: Path) -> None:
 def test_a_sweep_finishes_with_a_closed_pipe(tmp_path: Path) -> None:
     done = run_with_closed_pipe("sweep", "digits", *SMALL, "--out", str(tmp_path / "sweep"))
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "sweep" / "run" / "report.html").exists()
+    assert len(list((tmp_path / "sweep").glob("seed0-*/report.html"))) == 1
 
 
 def test_a_wrong_command_exits_with_two_with_a_closed_pipe() -> None:

@@ -31,6 +31,7 @@ from fmicl.kernels.transforms import in_transforms
 from fmicl.losses.pairing import ComputeOptions, Pairs
 from fmicl.losses.shift import optimally_shifted
 from fmicl.losses.similarities import Similarity, make_similarity
+from fmicl.utils.numerics import autocast_enabled
 from fmicl.utils.validation import Negatives, require_positive, require_power, require_shift
 
 __all__ = [
@@ -76,9 +77,9 @@ def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 
             result: R = run_eager(wrapped, *args, **kwargs)
             return result
-        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
-        device = next((tensor.device.type for tensor in tensors), "cpu")
-        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        devices = [value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        device = devices[0] if devices else "cpu"
+        if not autocast_enabled(device):
             return function(*args, **kwargs)
         with torch.autocast(device, enabled=False):
             return function(*args, **kwargs)

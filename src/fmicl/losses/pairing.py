@@ -219,7 +219,7 @@ class Pairs:
 
     def global_mean(self, function: PairFunction) -> Tensor:
         """The mean of a function over all negatives of all processes, the same on each."""
-        return kernels.all_sum(self.mean(function), self.world) / self.world.size
+        return kernels.all_sum(self.mean(function), self.world) / len(self.world.sizes)
 
     def count_cosines(self) -> Tensor:
         """Histogram of the inner products of this process's negatives, over equal bins of [-1, 1]: (bins,)."""
@@ -248,7 +248,7 @@ class Pairs:
         if len(self.blocks) == 1:
             return self._rows(self.blocks[0], scale)
         views = torch.stack([self.x, self.y], dim=1).flatten(0, 1)
-        world = self.world._replace(sizes=tuple(2 * size for size in self.world.sizes))
+        world = World(self.world.rank, tuple(2 * size for size in self.world.sizes))
         # one symmetric sum over all views costs less than the blocks one by one
         return kernels.row_logsumexp(
             views, None, scale, 0, kernel=self.kernel, fast=self.fast, world=world, paired=True

@@ -13,11 +13,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from fmicl.utils import run_files
 from fmicl.utils.files import check_writable
 
 ROOT = Path("runs")
 """Default parent of run folders, relative to the current folder."""
+SWEEP_FILE = "sweep.json"
+"""The file that makes a folder that of a sweep."""
 READ_ONLY_HINT = "copy the run folder to a place that you may write to, and use the copy"
 """What to do about a run folder without write permission."""
 
@@ -43,12 +44,12 @@ class Run:
 
     path: Path
 
-    settings = _Inside(run_files.SETTINGS)  # recipe, settings, data fingerprint, command, versions: enough to repeat it
-    metrics = _Inside(run_files.METRICS)  # one row per epoch (text: per validation)
+    settings = _Inside("settings.json")  # recipe, settings, data fingerprint, command, versions: enough to repeat it
+    metrics = _Inside("metrics.csv")  # one row per epoch (text: per validation)
     tensorboard = _Inside("tensorboard")  # folder of event files
-    checkpoint = _Inside(f"{run_files.CHECKPOINT_FOLDER}/last.ckpt")  # training state, to resume from
+    checkpoint = _Inside("checkpoints/last.ckpt")  # training state, to resume from
     encoder = _Inside("encoder.safetensors")  # weights of the encoder
-    encoder_config = _Inside(run_files.ENCODER_CONFIG)  # how to build the encoder and to normalise its images
+    encoder_config = _Inside("encoder.json")  # how to build the encoder and to normalise its images
     projection = _Inside("projection.safetensors")  # weights of the projection head
     sentence_transformer = _Inside("sentence_transformer")  # text: folder of encoder and tokenizer
     modules = _Inside("modules.json")  # text: makes the run folder a sentence-transformers model
@@ -149,11 +150,19 @@ def open_run(path: Path | str) -> Run:
     return run
 
 
+def is_run_or_sweep(path: Path) -> bool:
+    """Whether a folder is that of a run or a sweep.
+
+    settings.json alone is not enough: other programs write files of that name.
+    """
+    run = Run(path)
+    trained = run.metrics.is_file() or run.encoder_config.is_file() or run.checkpoint.parent.is_dir()
+    return (path / SWEEP_FILE).is_file() or (trained and run.settings.is_file())
+
+
 def exclude_runs(path: Path) -> str | None:
     """For the search of image files: the figures of runs and sweeps, which may lie below a data folder, are no data."""
-    folders = [entry.name for entry in path.iterdir() if entry.is_dir()]
-    files = [entry.name for entry in path.iterdir() if entry.is_file()]
-    return "fmicl run" if run_files.is_run_folder(folders, files) else None
+    return "fmicl run" if is_run_or_sweep(path) else None
 
 
 def remove_temporary_files(run: Run) -> None:

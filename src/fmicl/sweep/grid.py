@@ -15,8 +15,8 @@ __all__ = ["Cell", "check_cells", "make_cells"]
 
 ONE_VALUE = frozenset({"dataset", "device", "devices"})
 """Options with one value for the whole sweep: the recipe's data, and the devices that the scheduler assigns."""
-LONGEST_LABEL = 65
-"""Characters of a label before the seed."""
+LONGEST_LABEL = 90
+"""Characters of a label; the hash in a folder name distinguishes labels that are cut to the same."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _check_values(values: Mapping[str, Sequence[Any]], cases: Sequence[tuple[str
 
 def _same_thing(one: Cell, other: Cell) -> ValueError:
     names = [name for name, value in other.settings.values.items() if value != one.settings.values[name]]
-    reason = f": {', '.join(names)} has no effect on their results" if names else ""
+    reason = f" (no effect on the results: {', '.join(names)})" if names else ""
     return ValueError(
         f"{one.label} and {other.label} would train the same thing{reason}. To combine some values only, use cases, "
         "such as `--case SimCLR objective=infonce --case JS divergence=js`"
@@ -112,7 +112,8 @@ def _same_thing(one: Cell, other: Cell) -> ValueError:
 def _label(case: str | None, shown: Mapping[str, Any], seed: int) -> str:
     words = [case or "", *(_word(name, value) for name, value in shown.items())]
     safe = [re.sub(r"[^A-Za-z0-9._+-]+", "_", word).strip("._-") for word in words]
-    return "-".join(filter(None, ["-".join(filter(None, safe))[:LONGEST_LABEL], f"seed{seed}"]))
+    last = f"seed{seed}"
+    return "-".join(filter(None, ["-".join(filter(None, safe))[: LONGEST_LABEL - len(last) - 1], last]))
 
 
 def _word(name: str, value: Any) -> str:

@@ -91,7 +91,7 @@ def local_slots(parallel: int = 1, *, device: str = "auto", devices: int = 1) ->
 
     Returns:
         The slots, in the order in which they are filled: each device once, then again. On the CPU, runs share the
-        available_cpus evenly (``OMP_NUM_THREADS``, unless it is set already).
+        CPUs evenly (``OMP_NUM_THREADS``, unless it is set already).
 
     Raises:
         ValueError: there is no such device, or there are too few.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import functools
 import json
 import os
 import re
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fmicl.config import Settings
-from fmicl.runs.folder import Run, create_run
+from fmicl.runs.folder import SWEEP_FILE, Run, create_run
 from fmicl.runs.settings import read_settings
 from fmicl.sweep.grid import Cell
 from fmicl.sweep.launchers import Handle
@@ -31,7 +30,6 @@ from fmicl.sweep.summary import summarise
 from fmicl.utils import locks
 from fmicl.utils.files import check_writable, read_json, write_json
 from fmicl.utils.provenance import command_line
-from fmicl.utils.run_files import SWEEP_FILE
 
 __all__ = ["Progress", "State", "SweepRecord", "SweepRun", "find_folder", "last_error", "lock_folder", "read_progress"]
 
@@ -221,14 +219,15 @@ class SweepRun:
 
         Other options of the machine may be given in each call; a finished run keeps those that it was trained with.
         """
-        self.case = cell.case or self.case
-        if self.state != "running":
-            self.job = None
+        self.case, self.progress = cell.case or self.case, Progress()
+        if self.state not in ("running", "waiting"):
+            self.job = None  # it has ended
         self.update_progress()
         if self.run.finished or (self.state == "finished" and self.run.results.exists()):
             self.finish()
-        else:
-            self.state, self.error, self.settings = "waiting", None, cell.settings
+            return
+        self.settings, self.state, self.error, self.results = cell.settings, "waiting", None, {}
+        self.log = self.run.path.with_name(f"{self.run.path.name}.log")  # the last one may be that of a job
 
     def finish(self) -> None:
         """Read the results of a run that has ended well."""
@@ -253,12 +252,12 @@ class SweepRun:
             if now != self._metrics_stat:
                 self._metrics_stat, self.progress = now, read_progress(self.run.metrics)
 
-    @functools.cached_property
+    @property
     def group(self) -> str:
         """The same for runs that differ in nothing but the seed."""
         return json.dumps({**self.settings.identity(), "seed": None}, sort_keys=True)
 
-    @functools.cached_property
+    @property
     def columns(self) -> dict[str, Any]:
         """The options that have an effect on the results, as JSON types, without the seed."""
         roles = {name: option.role for name, option in self.settings.schema.options.items()}
@@ -306,6 +305,8 @@ class SweepRecord:
         except ValueError as error:
             raise ValueError(f"{folder} has a run with settings that are not valid: {error}") from error
         record.runs = {run.settings.hash: run for run in runs}
+        if len(record.runs) < len(runs):
+            raise ValueError(f"{folder} has runs that are the same in this version of fmicl: take another --out")
         return record
 
     def write(self) -> None:

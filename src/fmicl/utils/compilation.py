@@ -27,5 +27,6 @@ def run_eager(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     Example:
         >>> torch.compile(lambda x: 1 + run_eager(float, x), backend="eager")(torch.ones(()))
         2.0
+        >>> torch.compiler.reset()
     """
     return function(*args, **kwargs)

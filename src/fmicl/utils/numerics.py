@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["exact_matmul", "normalise", "to_float32"]
+__all__ = ["EXACT", "PER_DEVICE", "autocast_enabled", "exact_matmul", "matmul_precision", "normalise", "to_float32"]
+
+PER_DEVICE = hasattr(torch.backends, "fp32_precision")
+"""Whether each kind of device has its own precision of float32 products, as since torch 2.9."""
+EXACT = "ieee" if PER_DEVICE else "highest"
+"""What torch calls full precision."""
 
 _LOCK = threading.Lock()
 _ACTIVE: dict[str, tuple[int, str]] = {}  # by kind of device: active contexts, and the setting before the first
@@ -26,21 +31,19 @@ def exact_matmul(device: torch.device) -> Iterator[None]:
     Example:
         >>> torch.set_float32_matmul_precision("medium")
         >>> with exact_matmul(torch.device("cpu")):
-        ...     torch.backends.mkldnn.matmul.fp32_precision
-        'ieee'
-        >>> torch.backends.mkldnn.matmul.fp32_precision
-        'bf16'
+        ...     matmul_precision("cpu") == EXACT
+        True
+        >>> matmul_precision("cpu") == EXACT
+        False
         >>> torch.set_float32_matmul_precision("highest")
     """
-    mixed = torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
-    backend: Any = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cuda
-    kind = "cpu" if device.type == "cpu" else "cuda"
+    kind = ("cpu" if device.type == "cpu" else "cuda") if PER_DEVICE else "all"
     with _LOCK:
-        number, before = _ACTIVE.get(kind, (0, backend.matmul.fp32_precision))
+        number, before = _ACTIVE.get(kind, (0, matmul_precision(kind)))
         _ACTIVE[kind] = number + 1, before
-        backend.matmul.fp32_precision = "ieee"
+        _set_matmul_precision(kind, EXACT)
     try:
-        with torch.autocast(device.type, enabled=False) if mixed else nullcontext():
+        with torch.autocast(device.type, enabled=False) if autocast_enabled(device.type) else nullcontext():
             yield
     finally:
         with _LOCK:
@@ -48,10 +51,40 @@ def exact_matmul(device: torch.device) -> Iterator[None]:
             if number > 1:
                 _ACTIVE[kind] = number - 1, before
             else:
-                # The value may come from a more general setting: written here, it would outlast a change of that one.
-                backend.matmul.fp32_precision = "none"
-                if backend.matmul.fp32_precision != before:
-                    backend.matmul.fp32_precision = before
+                if PER_DEVICE:
+                    # The value may come from a more general setting: written here, it would outlast a change of it.
+                    _set_matmul_precision(kind, "none")
+                if matmul_precision(kind) != before:
+                    _set_matmul_precision(kind, before)
+
+
+def matmul_precision(kind: str) -> str:
+    """Precision of float32 products on a kind of device, "cpu" or "cuda", in torch's words."""
+    return str(_matmul(kind).fp32_precision) if PER_DEVICE else torch.get_float32_matmul_precision()
+
+
+def _set_matmul_precision(kind: str, precision: str) -> None:
+    if PER_DEVICE:
+        _matmul(kind).fp32_precision = precision
+    else:
+        torch.set_float32_matmul_precision(precision)
+
+
+def _matmul(kind: str) -> Any:
+    backend: Any = torch.backends.mkldnn if kind == "cpu" else torch.backends.cuda
+    return backend.matmul
+
+
+def autocast_enabled(device: str) -> bool:
+    """Whether autocast is on for a kind of device; some kinds have none.
+
+    Example:
+        >>> autocast_enabled("cpu"), autocast_enabled("meta")
+        (False, False)
+    """
+    # torch.compile can't trace is_autocast_available before torch 2.12
+    available = torch.compiler.is_dynamo_compiling() or torch.amp.is_autocast_available(device)
+    return available and torch.is_autocast_enabled(device)
 
 
 def normalise(x: Tensor) -> Tensor:

@@ -30,6 +30,8 @@ def triton_runs_on(device: torch.device) -> bool:
     """
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return False
+    if importlib.util.find_spec("triton.tools.tensor_descriptor") is None:  # before Triton 3.4
+        return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 

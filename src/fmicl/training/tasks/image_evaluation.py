@@ -203,7 +203,7 @@ def _batch_size(settings: Settings, device: torch.device) -> int:
 def _features_of_views(
     encoder: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Features of random crops and flips of all samples, without colour augmentation, and the index of each one's sample.
+    """Features of random crops and flips of all samples, without colour augmentation, and the index of each sample.
 
     Samples that don't fill a last batch make a smaller one.
     """

@@ -9,6 +9,13 @@ BIN := $(VENV)/bin
 RUNS := $(VENV)/.runs
 TESTS := $(VENV)/.tests
 
+# Tests without training, for the quick loop.
+QUICK := src/fmicl/config src/fmicl/divergences src/fmicl/losses src/fmicl/methods src/fmicl/theory src/fmicl/utils \
+	tests/divergences tests/information tests/methods/test_methods.py tests/theory tests/losses/test_losses.py \
+	tests/losses/test_objectives_registry.py tests/config/test_recipes.py tests/config/test_settings.py \
+	tests/sweep/test_grid.py tests/sweep/test_summary.py tests/utils/test_files.py tests/utils/test_options.py \
+	tests/utils/test_registry.py tests/utils/test_seeding.py
+
 .PHONY: demo test check lint clean
 
 $(RUNS): pyproject.toml
@@ -34,6 +41,9 @@ lint: $(TESTS)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+check: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -q $(QUICK)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

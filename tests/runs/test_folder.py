@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fmicl.runs.folder import Run, create_run, find_run, is_run_or_sweep, latest_run, open_run, remove_temporary_files
+from fmicl.runs.settings import read_settings
 
 
 def test_numbers_count_up_from_the_highest_and_the_latest_is_found(tmp_path: Path) -> None:
@@ -76,3 +77,10 @@ def test_runs_and_sweeps_are_recognised_by_their_contents(
     for name in files:
         (tmp_path / name).touch()
     assert is_run_or_sweep(tmp_path) == expected
+
+
+def test_settings_of_something_else_are_refused_by_what_they_lack(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.settings.write_text('{"recipe": "digits"}')
+    with pytest.raises(ValueError, match="settings, task"):
+        read_settings(run)

@@ -42,17 +42,26 @@ def read_settings(run: Run, task: str | None = None) -> Settings:
         task: the task that it must be of, images or text; None for any.
 
     Raises:
-        ValueError: it is a run of another task, or has settings that this version doesn't know.
+        ValueError: it is a run of another task, has settings that this version doesn't know, or is not a run.
     """
+    found = read_task(run)
+    if task is not None and found != task:
+        raise ValueError(f"{run.path} is a run on {found}, not on {task}")
     saved = read_json(run.settings)
-    if task is not None and saved["task"] != task:
-        raise ValueError(f"{run.path} is a run on {saved['task']}, not on {task}")
     return Settings.from_json(str(saved["recipe"]), saved["settings"])
 
 
 def read_task(run: Run) -> str:
-    """What a run was trained on: images or text."""
-    return str(read_json(run.settings)["task"])
+    """What a run was trained on: images or text.
+
+    Raises:
+        ValueError: settings.json is not that of a run of this version.
+    """
+    saved = read_json(run.settings)
+    missing = {"recipe", "task", "settings"} - saved.keys()
+    if missing:
+        raise ValueError(f"{run.settings} is not that of a run of this version: it has no {', '.join(sorted(missing))}")
+    return str(saved["task"])
 
 
 def read_fingerprint(run: Run) -> dict[str, Any] | None:

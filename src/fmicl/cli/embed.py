@@ -15,35 +15,35 @@ from fmicl.utils.validation import TokenPooling
 
 @dataclass(frozen=True)
 class Embed:
-    """Write the vectors of a folder of images, or of a file of sentences, as a run's encoder sees them."""
+    """Write the embeddings of a folder of images, or of a text file, by a run's encoder."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The run folder; for sentences, any folder of sentence-transformers or transformers too."""
+    """The run folder; for text, any sentence-transformers or transformers folder too."""
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A folder of images, with or without subfolders; or a text file with a sentence a line."""
+    """A folder of images, with or without subfolders; or a text file with a sentence per line."""
     output: Annotated[Path, tyro.conf.arg(aliases=["-o"])]
     """File to write, which must not exist: .parquet, .npz or .csv."""
     pooling: TokenPooling | None = None
-    """Of a plain transformers folder, how tokens make one vector: the first one's (cls), or their mean."""
+    """For a plain transformers folder, how tokens make one vector: the first token's (cls), or their mean."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to compute; auto takes a GPU if there is one."""
     batch_size: int | None = None
-    """Images or sentences at a time (None: 512 images, and fewer large ones on a CPU; 256 sentences)."""
+    """Images or sentences per batch (None: 512 images, and fewer large ones on a CPU; 256 sentences)."""
     workers: int | None = None
     """Processes that decode images (None: 4)."""
 
     def __call__(self) -> None:
-        """Embed, then say how many."""
+        """Embed, and print how many."""
         from fmicl.data.images.decoding import EXTENSIONS
         from fmicl.runs.embedding import embed_folder, embed_text
         from fmicl.runs.folder import Run
 
-        of_text = Run(self.run).modules.is_file()
-        if self.source.is_file() and not of_text and self.source.suffix.lower() in EXTENSIONS:
-            raise ValueError(f"{self.source} is one image: name its folder, of which all images are embedded")
-        if of_text or self.source.is_file():
+        is_text = Run(self.run).modules.is_file()
+        if self.source.is_file() and not is_text and self.source.suffix.lower() in EXTENSIONS:
+            raise ValueError(f"{self.source} is one image: name its folder; all images in it are embedded")
+        if is_text or self.source.is_file():
             if self.workers is not None:
-                raise ValueError("--workers is for folders of images, and does not go with sentences")
+                raise ValueError("--workers is for folders of images: leave it out with text")
             lines = embed_text(
                 self.run,
                 self.source,

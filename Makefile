@@ -1,4 +1,4 @@
-# Two commands, each of which does all the set-up on a fresh machine:
+# Commands, each of which does all the set-up on a fresh machine:
 #   make demo    see it work
 #   make test    lint, types, doctests and tests
 #   make check   the quick loop: lint, types, and the tests of the core, in about a minute and a half

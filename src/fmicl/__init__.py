@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fmicl.losses import register_objective as register_objective
     from fmicl.methods import register_method as register_method
     from fmicl.runs.export import load_encoder as load_encoder
-    from fmicl.training import train as train
+    from fmicl.training.pipeline import train as train
 
 __version__ = "0.1.0"
 
@@ -68,7 +68,7 @@ _HOMES = {
     "register_method": "methods",
     "register_objective": "losses",
     "register_recipe": "config",
-    "train": "training",
+    "train": "training.pipeline",
 }
 
 EXTRAS = {

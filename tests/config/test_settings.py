@@ -296,3 +296,44 @@ def test_views_are_one_of_the_groups() -> None:
     settings = recipe("cifar10", blur=0.5)
     assert settings[Views].blur == 0.5
     assert [each.name for each in options_of(Views)] == [field.name for field in dataclasses.fields(Views)]
+
+
+def test_a_recipe_is_checked_and_converted_as_changes_are() -> None:
+    register_recipe("toy", summary="", dataset="digits", warmup_epochs=5, crop_scale=[0.4, 1.0], epcohs=3)
+    try:
+        with pytest.raises(ValueError, match="epcohs.*epochs"):
+            recipe("toy")
+        register_recipe("toy_whole", summary="", dataset="digits", warmup_epochs=5, crop_scale=[0.4, 1.0])
+        register_recipe("toy_float", summary="", dataset="digits", warmup_epochs=5.0, crop_scale=(0.4, 1.0))
+        assert recipe("toy_whole").hash == recipe("toy_float").hash
+        register_recipe("toy_task", summary="", task="txt")
+        with pytest.raises(ValueError, match="txt.*text"):
+            recipe("toy_task")
+    finally:
+        for entry in [entry.name for entry in RECIPES if entry.name.startswith("toy")]:
+            RECIPES.unregister(entry)
+
+
+def test_settings_of_a_recipe_that_is_not_registered_any_more_can_be_read() -> None:
+    register_recipe("toy", summary="", dataset="digits", encoder="small_conv", epochs=3)
+    settings = recipe("toy", divergence="js")
+    saved = settings.to_json()
+    RECIPES.unregister("toy")
+    found = Settings.from_json("toy", saved, "images")
+    assert (found.hash, found.epochs, found.divergence) == (settings.hash, 3, "js")
+    assert found.replace(workers=1).epochs == 3
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_an_option_may_not_have_the_name_of_an_attribute_of_settings() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Bad(MethodOptions):
+        method = SimCLR
+        values: int = option(3, "Hides the attribute.")
+
+    METHODS.register("bad", summary="")(Bad)
+    try:
+        with pytest.raises(ValueError, match="values.*method bad"):
+            recipe("digits")
+    finally:
+        METHODS.unregister("bad")

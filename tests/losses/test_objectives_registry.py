@@ -21,9 +21,11 @@ from fmicl.losses.spectral import SpectralOptions
 from fmicl.utils.options import option, options_of
 
 SIMCLR = ObjectiveContext()
-MOCO = ObjectiveContext(method="moco", detached={"queue": 1.0})
+MOCO = ObjectiveContext(method="moco", detached=dict.fromkeys(("anchor", "both", "cross"), 1.0))
 MOCO_V3 = ObjectiveContext(method="mocov3", contrast_views=True, detached={"cross": 1.0, "both": 0.5})
-ORDER = ObjectiveContext(method="moco", detached={"queue": 1.0}, divergence_parameters={"order": 1.01})
+ORDER = ObjectiveContext(
+    method="moco", detached=dict.fromkeys(("anchor", "both", "cross"), 1.0), divergence_parameters={"order": 1.01}
+)
 
 
 def test_names_and_summaries() -> None:

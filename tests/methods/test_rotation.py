@@ -25,7 +25,7 @@ from fmicl.training.checkpoints import load_checkpoint
 from fmicl.training.memory import measure_need
 from fmicl.training.module import TrainingModule
 from fmicl.training.optimisation import Optimisation, build_optimizer
-from fmicl.training.pipeline import train, warnings_of
+from fmicl.training.pipeline import settings_warnings, train
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method
 from fmicl.training.tasks.images import ImageTask
 from fmicl.utils.errors import Stopped
@@ -219,10 +219,10 @@ def test_sizes() -> None:
 
 
 def test_a_size_without_a_weight_has_no_effect() -> None:
-    (line,) = warnings_of(recipe("cifar10", rotation_size=20), 512)
+    (line,) = settings_warnings(recipe("cifar10", rotation_size=20), 512)
     assert line.startswith("warning: rotation_size")
     assert "rotation_weight" in line
-    assert warnings_of(recipe("cifar10", rotation_size=20, rotation_weight=0.4), 512) == []
+    assert settings_warnings(recipe("cifar10", rotation_size=20, rotation_weight=0.4), 512) == []
 
 
 def test_the_automatic_size_is_no_difference() -> None:

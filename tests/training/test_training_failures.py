@@ -19,7 +19,7 @@ from fmicl.runs.folder import Run, create_run
 from fmicl.training import pipeline
 from fmicl.training.callbacks import FiniteLossCheck
 from fmicl.training.checkpoints import load_checkpoint
-from fmicl.training.pipeline import train, warnings_of
+from fmicl.training.pipeline import settings_warnings, train
 from fmicl.training.progress import ProgressDisplay
 from fmicl.training.tasks.image_evaluation import evaluate_run
 from fmicl.training.tasks.image_parts import load_splits
@@ -182,7 +182,7 @@ def test_options_without_effect_are_warned_of(tmp_path: Path, capsys: pytest.Cap
     ],
 )
 def test_a_warning_names_the_option_and_its_owner(changes: dict[str, Any], name: str, reason: str) -> None:
-    (line,) = warnings_of(recipe("digits", **changes), 64)
+    (line,) = settings_warnings(recipe("digits", **changes), 64)
     assert line.startswith(f"warning: {name} ")
     assert reason in line
 

@@ -12,7 +12,7 @@ import torch
 from fmicl.cli import main as cli
 from fmicl.config import recipe
 from fmicl.data import ArraySamples, Splits, describe_splits, load_images
-from fmicl.training.pipeline import train, warnings_of
+from fmicl.training.pipeline import settings_warnings, train
 from fmicl.training.tasks import image_evaluation
 from fmicl.training.tasks.image_evaluation import evaluate_run
 from fmicl.training.tasks.image_parts import load_splits
@@ -115,7 +115,7 @@ def test_evaluation_after_training_has_its_number_of_workers(
 
 
 def test_sentence_encoders_have_no_batch_statistics() -> None:
-    (line,) = warnings_of(recipe("wikipedia", method="moco", key_statistics="past", shift="optimal"), 768)
+    (line,) = settings_warnings(recipe("wikipedia", method="moco", key_statistics="past", shift="optimal"), 768)
     assert line.startswith("warning: key_statistics ")
     assert "sentence encoders" in line
-    assert warnings_of(recipe("wikipedia", method="moco", queue=512, shift="optimal"), 768) == []
+    assert settings_warnings(recipe("wikipedia", method="moco", queue=512, shift="optimal"), 768) == []

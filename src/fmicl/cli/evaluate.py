@@ -9,8 +9,9 @@ from typing import Annotated, Literal
 
 import tyro
 
-from fmicl.runs.folder import Run
+from fmicl.runs.folder import READ_ONLY_HINT, Run
 from fmicl.runs.tables import print_results, print_sts
+from fmicl.utils.files import check_writable
 from fmicl.utils.validation import TokenPooling
 
 
@@ -61,9 +62,7 @@ class Evaluate:
         for option, value in image_options.items():
             if value is not None:
                 raise ValueError(f"{option} is for runs on images: leave it out with --sts")
-        from fmicl.runs.folder import READ_ONLY_HINT
         from fmicl.training.tasks.text_evaluation import evaluate_text, write_text_results
-        from fmicl.utils.files import check_writable
 
         is_run = Run(self.run).settings.is_file()
         if is_run:

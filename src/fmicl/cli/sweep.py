@@ -19,8 +19,6 @@ from fmicl.config import RECIPES, Settings, recipe
 from fmicl.sweep.grid import Cell, make_cells
 from fmicl.utils.registry import unknown_name
 
-SUMMARY = "Train a recipe on a grid of settings, several runs at once."
-
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
@@ -59,7 +57,7 @@ class SweepOptions:
 
 def run(words: Sequence[str]) -> int:
     """Train a grid; returns the exit code."""
-    chosen = split_recipe("sweep", words, SUMMARY)
+    chosen = split_recipe("sweep", words)
     if chosen is None:
         return 0
     cells, options = parse(*chosen)

@@ -22,8 +22,6 @@ from fmicl.utils.environment import STARTED_BY_SWEEP
 from fmicl.utils.errors import Stopped
 from fmicl.utils.files import read_json
 
-SUMMARY = "Train an encoder on images or text by a recipe."
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
@@ -39,16 +37,16 @@ class TrainOptions:
 
 def run(words: Sequence[str]) -> int:
     """Train, then print the results."""
-    chosen = split_recipe("train", words, SUMMARY)
+    chosen = split_recipe("train", words)
     if chosen is None:
         return 0
     name, rest = chosen
     settings, out, resume = parse(name, rest)
     _initialise_gpu(settings)
-    from fmicl.training import train
+    from fmicl.training.pipeline import train
     from fmicl.training.tasks import task_class
 
-    with _explained(settings, out, resume):
+    with _add_context_to_errors(settings, out, resume):
         finished = train(settings, out=out, resume=resume)
     if finished is not None:
         task_class(settings.task.name).print_results(finished)
@@ -86,7 +84,7 @@ def _settings_to_resume(name: str, words: Sequence[str]) -> Settings | None:
 
 
 @contextlib.contextmanager
-def _explained(settings: Settings, out: Path | None, resume: bool) -> Any:
+def _add_context_to_errors(settings: Settings, out: Path | None, resume: bool) -> Any:
     """Add to an interruption what is left of the run, and to an error of --resume that there was no run."""
 
     def old() -> Run | None:

@@ -65,15 +65,15 @@ class MachineOptions:
     """
 
     device: Literal["auto", "cpu", "cuda", "mps"] = option(
-        "auto", "Where to train; auto takes a GPU if there is one.", role="rounding"
+        "auto", "Where to train; auto takes a GPU if there is one.", role="machine"
     )
     devices: int = option(
-        1, "Devices of this machine; under torchrun or SLURM their number comes from there.", role="rounding"
+        1, "Devices of this machine; under torchrun or SLURM their number comes from there.", role="machine"
     )
     precision: Literal["auto", "32", "bf16"] = option(
         "auto", "auto: bf16 mixed precision on a GPU that supports it, else 32 bit.", role="rounding"
     )
-    compile: Literal["auto", "on", "off"] = option("auto", "torch.compile; auto: on a GPU.", role="rounding")
+    compile: Literal["auto", "on", "off"] = option("auto", "torch.compile; auto: on a GPU.", role="machine")
     checkpoint_minutes: float = option(
         10.0, "Longest time between two checkpoints; epochs of a minute and more end with one anyway.", role="machine"
     )

@@ -13,7 +13,6 @@ says which are used:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import typing
@@ -29,7 +28,7 @@ from fmicl.losses import OBJECTIVES
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
 from fmicl.methods import METHODS, MethodOptions
 from fmicl.utils.options import Option, check_types, options_of
-from fmicl.utils.registry import Registry, load_plugins, unknown_name
+from fmicl.utils.registry import Registry, unknown_name
 
 __all__ = ["RECIPES", "TASKS", "Group", "Recipe", "Schema", "Settings", "TaskOptions", "recipe", "register_recipe"]
 
@@ -131,7 +130,6 @@ class Schema:
     """All options that a task's settings have, and the groups that they belong to."""
 
     def __init__(self, task: TaskOptions) -> None:
-        load_plugins()
         self.task = task
         self.groups = [
             Group(ObjectiveChoice, "objective"),
@@ -151,6 +149,8 @@ class Schema:
         self.defaults = {name: option.default for name, option in self.options.items()}
 
     def _add(self, option: Option, group: Group) -> None:
+        if hasattr(Settings, option.name) or option.name.startswith("_"):
+            raise ValueError(f"option {option.name} of {group.title} has a name that Settings uses: choose another")
         if option.name in CHOICES:
             names = tuple(CHOICES[option.name].names())
             option = dataclasses.replace(option, type=Literal[names])
@@ -164,6 +164,17 @@ class Schema:
                 "in a common base class, or choose another name"
             )
         self.owners.setdefault(option.name, []).append(group)
+
+    def convert(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values with the types of their options: strings as paths, lists as tuples, whole numbers as floats.
+
+        Raises:
+            ValueError: an unknown option; the message names the near ones.
+        """
+        for name in values:
+            if name not in self.options:
+                raise unknown_name("option", name, self.options)
+        return {name: _converted(value, self.options[name].type) for name, value in values.items()}
 
     def used(self, values: Mapping[str, Any]) -> list[Group]:
         """The groups that are used with these values."""
@@ -191,8 +202,9 @@ _SCHEMAS: dict[tuple[Any, ...], Schema] = {}
 
 def schema_of(task: str) -> Schema:
     """The schema of a task, with everything that is registered now."""
-    load_plugins()
     key = (task, *(entry for name in CHOICES for entry in CHOICES[name]))
+    if task not in TASKS:
+        raise unknown_name("task", task, TASKS)
     if key not in _SCHEMAS:
         _SCHEMAS[key] = Schema(TASKS[task])
     return _SCHEMAS[key]
@@ -214,14 +226,12 @@ class Settings:
     schema: Schema
 
     def __init__(self, name: str, /, **changes: Any) -> None:
-        chosen = RECIPES[name].value
-        schema = schema_of(chosen.task)
-        base = {**schema.defaults, **chosen.settings}
-        values = dict(base)
-        for key, value in changes.items():
-            if key not in schema.options:
-                raise unknown_name("option", key, schema.options)
-            values[key] = _converted(value, schema.options[key].type)
+        self._fill(name, RECIPES[name].value, changes)
+
+    def _fill(self, name: str, base: Recipe, changes: Mapping[str, Any]) -> None:
+        schema = schema_of(base.task)
+        defaults = {**schema.defaults, **schema.convert(base.settings)}
+        values = {**defaults, **schema.convert(changes)}
         for key, value in values.items():
             if key in CHOICES and value not in CHOICES[key]:
                 raise unknown_name(CHOICES[key].kind, value, CHOICES[key].names())
@@ -230,13 +240,10 @@ class Settings:
         for group in schema.used(values):
             names = [option.name for option in options_of(group.options)]
             groups[group.options] = group.options(**{key: values[key] for key in names})
-        set_ = functools.partial(object.__setattr__, self)
-        set_("recipe", name)
-        set_("task", schema.task)
-        set_("schema", schema)
-        set_("_values", values)
-        set_("_groups", groups)
-        set_("changes", {key: value for key, value in values.items() if value != base[key]})
+        self.__dict__.update(
+            recipe=name, task=schema.task, schema=schema, _base=base, _values=values, _groups=groups,
+            changes={key: value for key, value in values.items() if value != defaults[key]},
+        )  # fmt: skip
         schema.task.check(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -262,7 +269,7 @@ class Settings:
         return f"recipe({self.recipe!r}{changes})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Settings, self.recipe, **self.changes), ()
+        return Settings.from_json, (self.recipe, self.changes, self.task.name)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -276,7 +283,7 @@ class Settings:
             >>> recipe("digits", divergence="js").replace(epochs=3)
             recipe('digits', divergence='js', epochs=3)
         """
-        return Settings(self.recipe, **{**self.changes, **changes})
+        return Settings._of(self.recipe, self._base, {**self.changes, **changes})
 
     @property
     def method_options(self) -> MethodOptions:
@@ -379,8 +386,13 @@ class Settings:
         return {name: _json(self._values[name]) for name in self.schema.options if name in names}
 
     @classmethod
-    def from_json(cls, name: str, values: Mapping[str, Any]) -> Settings:
-        """Settings from a recipe's name and what :meth:`to_json` gave.
+    def from_json(cls, name: str, values: Mapping[str, Any], task: str = "images") -> Settings:
+        """Settings from what :meth:`to_json` gave.
+
+        Args:
+            name: the recipe. If it is not registered here, options that are missing have their declared defaults.
+            values: the options.
+            task: the task of a recipe that is not registered here.
 
         Raises:
             ValueError: as for :class:`Settings`.
@@ -390,7 +402,13 @@ class Settings:
             >>> Settings.from_json("digits", settings.to_json()) == settings
             True
         """
-        return cls(name, **values)
+        return cls._of(name, RECIPES[name].value if name in RECIPES else Recipe(task, {}), values)
+
+    @classmethod
+    def _of(cls, name: str, base: Recipe, changes: Mapping[str, Any]) -> Settings:
+        settings = cls.__new__(cls)
+        settings._fill(name, base, changes)
+        return settings
 
     def arguments(self) -> list[str]:
         """The command-line arguments by which ``fmicl train RECIPE`` gets these settings.

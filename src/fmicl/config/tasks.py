@@ -68,8 +68,8 @@ IMAGES = TaskOptions(
 
 def _why_unused_text(settings: Settings) -> dict[str, str]:
     found = {"key_statistics": "sentence encoders have no batch normalisation"}
-    if settings.method != "mocov3":
-        found["hidden"] = "it is the width of mocov3's predictor"
+    if not settings.method_options.method.has_predictor:
+        found["hidden"] = f"method {settings.method} has no predictor"
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fmicl.utils.options import check_types, option, options_of, require_at_least_zero, require_positive_fields
+from fmicl.utils.options import check_fields, option, require_at_least_zero, require_positive_fields
 
 __all__ = ["EvaluationOptions"]
 
@@ -35,7 +35,6 @@ class EvaluationOptions:
     baselines: bool = option(False, "Also evaluate raw pixels and the untrained encoder.")
 
     def __post_init__(self) -> None:
-        for declared in options_of(EvaluationOptions):
-            check_types(declared.name, getattr(self, declared.name), declared.type)
+        check_fields(self)
         require_positive_fields(self, "k")
         require_at_least_zero(self, "monitor_every", "probe_views")

@@ -160,7 +160,7 @@ class FMICLOptions(MuOptions):
     def why_unused(self) -> dict[str, str]:
         """Alpha and mu are constants of KL's loss with the optimal shift."""
         constant = self.divergence == "kl" and self.shift == "optimal"
-        return dict.fromkeys(("alpha", "mu"), "in kl with the optimal shift") if constant else {}
+        return dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
         """Warn of negatives without a gradient that repel too strongly, and say which alpha balances them.
@@ -171,7 +171,7 @@ class FMICLOptions(MuOptions):
         negatives by a normaliser, so it needs no warning.
 
         Example:
-            >>> print(*FMICLOptions().warnings(ObjectiveContext(method="moco", detached={"queue": 1.0})))
+            >>> print(*FMICLOptions().warnings(ObjectiveContext(method="moco", detached={"anchor": 1.0})))
             the negatives of moco have no gradient, and at alpha=40 they push 5.4 times as hard as a positive pair \
 pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optimal needs no alpha
             >>> FMICLOptions().warnings(ObjectiveContext())

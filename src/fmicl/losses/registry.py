@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fmicl.divergences import KL, Divergence
-from fmicl.utils.options import check_types, option, options_of, require_positive_fields
+from fmicl.utils.options import check_fields, option, require_positive_fields
 from fmicl.utils.registry import Registry
 from fmicl.utils.validation import Negatives
 
@@ -40,7 +40,7 @@ class ObjectiveContext:
         high_precision: compute inner products in float32 whatever the type of the embeddings.
         divergence_parameters: the options of the chosen divergence, such as `order`.
         detached: for each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient,
-            such as the keys of a momentum encoder; the key "queue" stands for explicit negatives, which replace them.
+            such as the keys of a momentum encoder.
     """
 
     dim: int = 512
@@ -67,8 +67,7 @@ class ObjectiveOptions(ABC):
 
     def __post_init__(self) -> None:
         """Check the types; subclasses check their numbers after it."""
-        for each in options_of(type(self)):
-            check_types(each.name, getattr(self, each.name), each.type)
+        check_fields(self)
 
     @abstractmethod
     def build(self, context: ObjectiveContext) -> nn.Module:
@@ -85,7 +84,7 @@ class ObjectiveOptions(ABC):
 
     def detached_share(self, context: ObjectiveContext) -> float:
         """The share of the negatives that have no gradient."""
-        return max(context.detached.get(source, 0.0) for source in (self.resolved_negatives(context), "queue"))
+        return context.detached.get(self.resolved_negatives(context), 0.0)
 
     def common(self, context: ObjectiveContext) -> dict[str, Any]:
         """Arguments that all of this package's losses take."""
@@ -93,7 +92,7 @@ class ObjectiveOptions(ABC):
         return {"negatives": self.resolved_negatives(context), **precision}
 
     def why_unused(self) -> dict[str, str]:
-        """Options without effect, given the values of the others; each with where: "in kl with the optimal shift"."""
+        """Options without effect, given the values of the others, each with the reason."""
         return {}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:

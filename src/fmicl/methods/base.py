@@ -71,6 +71,8 @@ class Method(nn.Module):
     """Whether the method takes more than two views of a sample."""
     contrast_views = False
     """Whether the negatives of a softmax loss are the other second views alone."""
+    has_predictor = False
+    """Whether a head beside the projection has the width ``hidden``."""
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class MoCoV3(MomentumMethod):
 
     last_norm = True
     contrast_views = True
+    has_predictor = True
 
     def __init__(
         self,

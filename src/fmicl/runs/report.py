@@ -117,8 +117,6 @@ def _facts(settings: Mapping[str, Any]) -> list[str]:
     chosen = settings.get("settings")
     chosen = chosen if isinstance(chosen, dict) else {}
     keys = ["method", "objective", "divergence", "encoder", "model"]
-    if chosen.get("objective") != "fmicl":
-        keys.remove("divergence")
     what = " ".join(str(chosen[key]) for key in keys if chosen.get(key) is not None)
     if _is_number(chosen.get("rotation_weight")) and chosen["rotation_weight"]:
         what += f" + rotation {chosen['rotation_weight']:g}"

@@ -48,7 +48,7 @@ def read_settings(run: Run, task: str | None = None) -> Settings:
     if task is not None and found != task:
         raise ValueError(f"{run.path} is a run on {found}, not on {task}")
     saved = read_json(run.settings)
-    return Settings.from_json(str(saved["recipe"]), saved["settings"])
+    return Settings.from_json(str(saved["recipe"]), saved["settings"], found)
 
 
 def read_task(run: Run) -> str:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fmicl.runs.folder import Run
+from fmicl.utils.files import read_json
+
 __all__ = ["print_results", "print_sts"]
 
 FEW_IMAGES = 100
@@ -15,9 +18,6 @@ def print_results(path: Path) -> None:
     """Print the accuracies of an image run: raw pixels, untrained encoder, trained encoder."""
     from rich.console import Console
     from rich.table import Table
-
-    from fmicl.runs.folder import Run
-    from fmicl.utils.files import read_json
 
     results = read_json(Run(path).results)
     if results["knn"] is None:

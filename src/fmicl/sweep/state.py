@@ -39,7 +39,7 @@ ROOT = Path("sweeps")
 """Default parent of sweep folders, relative to the current folder."""
 FORMAT = 2
 """Version of sweep.json."""
-SCORE_COLUMNS = ("knn", "stsb_dev", "stsb")
+SCORE_COLUMNS = ("knn", "stsb_dev")
 """Columns of metrics.csv with a score of the encoder; the first that a run has is shown."""
 RECENT_EPOCHS = 5
 """Epochs whose median time is shown as the time per epoch."""

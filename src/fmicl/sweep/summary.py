@@ -22,16 +22,12 @@ def scores(results: Mapping[str, Any]) -> dict[str, float]:
     Example:
         >>> scores({"knn": 84.2, "linear": 88.0, "k": 200, "split": "test"})
         {'k-NN': 84.2, 'linear': 88.0}
-        >>> scores({"sts": {"STSB": 80.0, "avg": None}})
+        >>> scores({"STSB": 80.0, "avg": None})
         {'STS-B': 80.0}
     """
-    inner = [value for value in results.values() if isinstance(value, Mapping) and value.keys() & {"avg", "STSB"}]
-    found = {}
-    for key, heading in SCORES.items():
-        value = next((place[key] for place in (results, *inner) if isinstance(place.get(key), int | float)), None)
-        if value is not None:
-            found[heading] = float(value)
-    return found
+    return {
+        heading: float(results[key]) for key, heading in SCORES.items() if isinstance(results.get(key), int | float)
+    }
 
 
 def mean_and_std(values: Sequence[float]) -> str:

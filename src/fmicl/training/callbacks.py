@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -29,7 +29,7 @@ from fmicl.utils.errors import NonFiniteError
 from fmicl.utils.files import write_atomically
 from fmicl.utils.numerics import normalise
 
-__all__ = ["FiniteLossCheck", "MetricsLogger", "Monitor", "MonitorNothing"]
+__all__ = ["FiniteLossCheck", "MetricsLogger", "Monitor"]
 
 COLLAPSED = 1.5
 """Effective rank below which all embeddings lie about on one line through the origin."""
@@ -124,45 +124,30 @@ class FiniteLossCheck(Callback):
         )
 
 
-class Monitor(Protocol):
-    """A score of the encoder that is measured during training."""
+class Monitor:
+    """A score of the encoder that is measured during training; this one measures nothing, and its column stays empty.
 
-    column: str
-    """Its column in metrics.csv."""
-
-    def due(self, epoch: float) -> bool:
-        """Whether to measure it after this many epochs, at the end of a row."""
-
-    def measure(self, method: Method, step: int) -> float | None:
-        """The score; None if it is undefined."""
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take a state back."""
-
-
-class MonitorNothing:
-    """No score is measured; its column stays empty."""
+    Args:
+        column: the score's column in metrics.csv.
+    """
 
     def __init__(self, column: str = "knn") -> None:
         self.column = column
 
     def due(self, epoch: float) -> bool:
-        """Never."""
+        """Whether to measure it after this many epochs, at the end of a row."""
         return False
 
     def measure(self, method: Method, step: int) -> float | None:
-        """None."""
+        """The score; None if it is undefined."""
         return None
 
     def state(self) -> dict[str, Any]:
-        """Empty."""
+        """What a checkpoint must hold of it."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Nothing to do."""
+        """Take a state back."""
 
 
 class MetricsLogger(Callback):
@@ -197,7 +182,7 @@ class MetricsLogger(Callback):
     ) -> None:
         self.run, self.batches_per_epoch, self.total = run, batches_per_epoch, total
         self.every = every or batches_per_epoch
-        self.monitor = monitor or MonitorNothing()
+        self.monitor = monitor or Monitor()
         self.collapse_advice, self.say, self.finite = collapse_advice, say, finite
         self.columns = (
             "epoch", "step", "loss", "alignment", "uniformity", "lr", self.monitor.column, "effective_rank", "seconds",

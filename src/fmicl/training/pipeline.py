@@ -19,7 +19,7 @@ from fmicl.config import OptimisationOptions, Settings
 from fmicl.runs.folder import READ_ONLY_HINT, Run, check_new_run, create_run, find_run, remove_temporary_files
 from fmicl.runs.report import write_report
 from fmicl.runs.settings import read_fingerprint, read_settings, write_settings
-from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, Monitor, MonitorNothing
+from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, Monitor
 from fmicl.training.checkpoints import Checkpointer, RemainingBatches
 from fmicl.training.memory import check_memory, explain_out_of_memory
 from fmicl.training.module import TrainingModule
@@ -85,9 +85,9 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         if main:
             run = stack.enter_context(open_folder(settings, task, out, old))
             say(start_line(run, old, resume))
-            for line in (*task.start_lines(), *warnings_of(settings, task.embedding_dim())):
+            for line in (*task.start_lines(), *settings_warnings(settings, task.embedding_dim())):
                 say(line)
-        monitor = task.monitor() if main else MonitorNothing()
+        monitor = task.monitor() if main else Monitor()
         fit(settings, task, module, run, monitor, resume=resume, precision=precision)
         if run is None:
             return None
@@ -106,7 +106,7 @@ def start_line(run: Run, old: Run | None, resume: bool) -> str:
     return f"run folder {run.path}: {why}, so it starts from the beginning"
 
 
-def warnings_of(settings: Settings, dim: int) -> list[str]:
+def settings_warnings(settings: Settings, dim: int) -> list[str]:
     """Warnings about options without effect, and about what is known to fail."""
     found = [f"warning: {name} has no effect: {reason}" for name, reason in settings.unused().items()]
     context = settings.objective_context(dim)

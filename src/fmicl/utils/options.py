@@ -16,7 +16,6 @@ import typing
 from typing import Any, Literal
 
 __all__ = [
-    "MISSING",
     "Option",
     "Role",
     "check_fields",
@@ -34,14 +33,12 @@ Role = Literal["compute", "rounding", "location", "machine"]
 A resumed run may change all but "compute". A run's identity (its hash) consists of all but "machine".
 """
 
-MISSING = dataclasses.MISSING
-
 
 def option(default: Any, help: str, *, role: Role = "compute") -> Any:
     """Declare a field of an options dataclass.
 
     Args:
-        default: its value unless a recipe or the user says otherwise; MISSING if there is none.
+        default: its value unless a recipe or the user says otherwise.
         help: one or two sentences for `--help`.
         role: see :data:`Role`.
 

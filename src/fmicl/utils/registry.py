@@ -70,6 +70,7 @@ class Registry(Generic[T]):
 
     def names(self, pattern: str = "*") -> list[str]:
         """The names that match a shell-style pattern."""
+        load_plugins()
         return [name for name in self._entries if fnmatch.fnmatch(name, pattern)]
 
     def table(self) -> str:
@@ -79,13 +80,17 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if name not in self._entries:
+            load_plugins()
+        if name not in self._entries:
             raise unknown_name(self.kind, name, self._entries)
         return self._entries[name]
 
     def __contains__(self, name: object) -> bool:
+        load_plugins()
         return name in self._entries
 
     def __iter__(self) -> Iterator[Entry[T]]:
+        load_plugins()
         return iter(list(self._entries.values()))
 
     def __len__(self) -> int:
@@ -109,22 +114,25 @@ def _origin(value: object) -> tuple[object, object]:
     return getattr(value, "__module__", value), getattr(value, "__qualname__", value)
 
 
-_loaded = False
+_state = {"loading": False, "loaded": False}
 
 
 def load_plugins() -> None:
-    """Import the modules behind the entry points `fmicl.plugins`, once per process.
+    """Import the modules behind the entry points `fmicl.plugins`, once per process; registries call it when used.
 
     Raises:
-        ImportError: a plugin can't be imported; the message names its distribution.
+        ValueError: a plugin can't be imported; the message names its distribution.
     """
-    global _loaded
-    if _loaded:
+    if _state["loaded"] or _state["loading"]:  # a plugin may use registries while it is imported
         return
-    _loaded = True
-    for point in metadata.entry_points(group=PLUGINS):
-        try:
-            point.load()
-        except Exception as error:
-            package = point.dist.name if point.dist is not None else "an unknown package"
-            raise ImportError(f"the plugin {point.name} of {package} can't be loaded: {error}") from error
+    _state["loading"] = True
+    try:
+        for point in metadata.entry_points(group=PLUGINS):
+            try:
+                point.load()
+            except Exception as error:
+                package = point.dist.name if point.dist is not None else "an unknown package"
+                raise ValueError(f"the plugin {point.name} of {package} can't be loaded: {error}") from error
+        _state["loaded"] = True
+    finally:
+        _state["loading"] = False

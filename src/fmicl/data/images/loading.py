@@ -36,15 +36,19 @@ def dataset_info(name: str) -> DatasetInfo:
     return DATASETS[name].value
 
 
-def require_data_dir(name: str, data_dir: Path | str | None) -> Path | str:
+def require_data_dir(name: str, data_dir: Path | str | None, *, exists: bool = True) -> Path:
     """The folder of a dataset that is read from one.
 
     Raises:
         ValueError: none is given.
+        FileNotFoundError: it must exist, and doesn't.
     """
     if data_dir is None:
         raise ValueError(f"{name} is read from a folder, but none is given: set --data-dir")
-    return data_dir
+    root = Path(data_dir).expanduser()
+    if exists and not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}: set --data-dir to where the data is")
+    return root
 
 
 def load_images(
@@ -94,9 +98,7 @@ def load_images(
         raise ValueError(f"there is no download of {name}, only of {offered}: leave out --download")
     if not 0 <= validation < 1:
         raise ValueError(f"validation must lie in [0, 1), but it is {validation}")
-    root = Path(require_data_dir(name, data_dir)).expanduser() if info.needs_folder else Path()
-    if not root.is_dir() and not download:
-        raise FileNotFoundError(f"there is no folder {root}: set --data-dir to where the data is")
+    root = require_data_dir(name, data_dir, exists=not download) if info.needs_folder else Path()
     request = LoadRequest(root, size, memory_limit, download, checksum, exclude)
     with contextlib.ExitStack() as stack:
         if download:  # one of several processes downloads, and the others wait

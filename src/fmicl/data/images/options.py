@@ -30,7 +30,7 @@ class ImageDataOptions:
         4.0,
         "Keep a folder of images in memory if it takes at most this many GiB once resized; decode larger ones from "
         "disk in every epoch.",
-        role="rounding",
+        role="machine",
     )
     validation: float = option(
         0.0,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from fmicl.config import TASKS
 from fmicl.training.tasks.base import Context, Task
+from fmicl.utils.registry import unknown_name
 
 __all__ = ["Context", "Task", "task_class"]
 
@@ -13,6 +15,8 @@ def task_class(name: str) -> type[Task]:
         from fmicl.training.tasks.images import ImageTask
 
         return ImageTask
-    from fmicl.training.tasks.text import TextTask
+    if name == "text":
+        from fmicl.training.tasks.text import TextTask
 
-    return TextTask
+        return TextTask
+    raise unknown_name("task", name, TASKS)

@@ -32,11 +32,6 @@ class Context:
     say: Callable[[str], None]
     compiled: bool = False
 
-    @property
-    def main(self) -> bool:
-        """Whether this is the first process, which writes files."""
-        return self.processes.rank == 0
-
 
 class Task(ABC):
     """One kind of data to train on: loads it, builds the encoder, makes batches of views, evaluates and exports.
@@ -61,7 +56,7 @@ class Task(ABC):
     stream: Stream
     row_batches: int | None = None
     memory_hint: str = ""
-    synchronise_batchnorm: bool = False
+    synchronise_batchnorm: bool = True
 
     def __init__(self, settings: Settings, context: Context) -> None:
         self.settings, self.context = settings, context

@@ -34,6 +34,7 @@ from fmicl.methods import Method
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
+from fmicl.training.callbacks import Monitor
 from fmicl.training.tasks.image_parts import load_splits
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import back_up_json, check_writable, write_atomically, write_json
@@ -142,12 +143,11 @@ def evaluate_run(
     return results
 
 
-class KNNMonitor:
+class KNNMonitor(Monitor):
     """k-NN accuracy of the encoder during training, in percent."""
 
-    column = "knn"
-
     def __init__(self, settings: Settings, splits: Splits, device: torch.device) -> None:
+        super().__init__("knn")
         assert splits.train is not None
         assert splits.test is not None
         self.settings, self.train, self.test, self.device = settings, splits.train, splits.test, device
@@ -166,13 +166,6 @@ class KNNMonitor:
         assert labels is not None
         assert answers is not None
         return knn_accuracy(x, labels, y, answers, k=min(self.settings.k, len(x)))
-
-    def state(self) -> dict[str, Any]:
-        """Nothing to remember."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing to remember."""
 
 
 def _features(

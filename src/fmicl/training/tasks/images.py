@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,13 +25,16 @@ from fmicl.methods.rotation import require_finite_at_zero
 from fmicl.models.vision import encoder_specific_options
 from fmicl.runs.export import EncoderConfig, export
 from fmicl.runs.folder import Run
-from fmicl.training.callbacks import Monitor, MonitorNothing
+from fmicl.runs.tables import print_results
+from fmicl.training.callbacks import Monitor
 from fmicl.training.memory import BatchDescription
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.image_evaluation import KNNMonitor, evaluate_run
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method, load_splits
 
 __all__ = ["ImageTask"]
+
+_CHECKED_ENCODERS: set[tuple[object, ...]] = set()  # a sweep has many runs of one encoder
 
 
 class ImageTask(Task):
@@ -69,15 +71,18 @@ class ImageTask(Task):
         if settings.rotation_weight:
             require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
         if dataset_info(settings.dataset).needs_folder:
-            folder = Path(require_data_dir(settings.dataset, settings.data_dir))
-            if local and not settings.download and not folder.exists():
-                raise FileNotFoundError(f"there is no folder {folder}")
+            require_data_dir(settings.dataset, settings.data_dir, exists=local and not settings.download)
+        parts = ("encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size")
+        key = tuple(getattr(settings, name) for name in parts)
+        if key in _CHECKED_ENCODERS:
+            return
         try:
             with torch.device("meta"):
                 build_image_encoder(settings)
         except Exception:  # models raise whatever they like; whether it is for want of weights is seen with them
             with torch.random.fork_rng(devices=[]):
                 build_image_encoder(settings)
+        _CHECKED_ENCODERS.add(key)
 
     def _report_broken(self, broken: Sequence[Skipped]) -> None:
         """Report files that passed the check of their header and end; each process reports its own."""
@@ -127,7 +132,7 @@ class ImageTask(Task):
     def monitor(self) -> Monitor:
         """k-NN accuracy; nothing where the data has no labels."""
         if self.splits.train is None or self.splits.test is None:
-            return MonitorNothing("knn")
+            return Monitor("knn")
         return KNNMonitor(self.settings, self.splits, self.context.device)
 
     def finish(self, run: Run, method: Method, monitor: Monitor) -> None:  # noqa: ARG002 (the last encoder is exported)
@@ -148,6 +153,4 @@ class ImageTask(Task):
     @classmethod
     def print_results(cls, run: Run) -> None:
         """A table of accuracies."""
-        from fmicl.runs.tables import print_results
-
         print_results(run.path)

@@ -29,7 +29,8 @@ from fmicl.models.text import (
 )
 from fmicl.runs.export import contiguous_state_dict
 from fmicl.runs.folder import Run
-from fmicl.training.callbacks import Monitor, MonitorNothing
+from fmicl.runs.tables import print_sts
+from fmicl.training.callbacks import Monitor
 from fmicl.training.memory import BatchDescription
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, write_text_results
@@ -56,8 +57,7 @@ class TextTask(Task):
         self.dev: StsTask | None = None
         if settings.sts is not None:
             self.dev = load_stsb(settings.sts, "dev")
-            load_sts(settings.sts)  # they are scored at the end, but what is wrong with them is said now
-        torch.manual_seed(settings.seed)
+            load_sts(settings.sts)  # scored at the end, but errors are reported before training
         self.encoder, self.tokenizer = build_sentence_encoder(settings.model, settings.pooling)
         check_lengths(settings, self.tokenizer.limit)
         self.length = settings.encode_length or self.tokenizer.limit
@@ -135,7 +135,7 @@ class TextTask(Task):
     def monitor(self) -> Monitor:
         """The score on STS-B dev, which chooses the encoder."""
         if self.dev is None:
-            return MonitorNothing("stsb_dev")
+            return Monitor("stsb_dev")
         return StsMonitor(stsb_scorer(self.dev, self.tokenizer, self.length, self.context.device))
 
     def finish(self, run: Run, method: Method, monitor: Monitor) -> None:
@@ -161,15 +161,13 @@ class TextTask(Task):
     @classmethod
     def print_results(cls, run: Run) -> None:
         """STS scores if there are any, and how to load the encoder."""
-        from fmicl.runs.tables import print_sts
-
         results = read_json(run.results)
         if "pairs" in results:
             print_sts(results)
         print(f"encoder: SentenceTransformer({str(run.path)!r})")
 
 
-class StsMonitor:
+class StsMonitor(Monitor):
     """The score on STS-B dev during training, and the weights of the best encoder.
 
     The best weights are part of the state, and so of each checkpoint: a run that is resumed has the score and the
@@ -179,9 +177,8 @@ class StsMonitor:
         scorer: gives an encoder's score in percent, None if it has none.
     """
 
-    column = "stsb_dev"
-
     def __init__(self, scorer: Callable[[nn.Module], float | None]) -> None:
+        super().__init__("stsb_dev")
         self.scorer = scorer
         self.best: dict[str, Any] = {}
 

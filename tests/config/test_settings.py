@@ -301,13 +301,13 @@ def test_views_are_one_of_the_groups() -> None:
 def test_a_recipe_is_checked_and_converted_as_changes_are() -> None:
     register_recipe("toy", summary="", dataset="digits", warmup_epochs=5, crop_scale=[0.4, 1.0], epcohs=3)
     try:
-        with pytest.raises(ValueError, match="epcohs.*epochs"):
+        with pytest.raises(ValueError, match=r"epcohs.*epochs"):
             recipe("toy")
         register_recipe("toy_whole", summary="", dataset="digits", warmup_epochs=5, crop_scale=[0.4, 1.0])
         register_recipe("toy_float", summary="", dataset="digits", warmup_epochs=5.0, crop_scale=(0.4, 1.0))
         assert recipe("toy_whole").hash == recipe("toy_float").hash
         register_recipe("toy_task", summary="", task="txt")
-        with pytest.raises(ValueError, match="txt.*text"):
+        with pytest.raises(ValueError, match=r"txt.*text"):
             recipe("toy_task")
     finally:
         for entry in [entry.name for entry in RECIPES if entry.name.startswith("toy")]:
@@ -333,7 +333,7 @@ def test_an_option_may_not_have_the_name_of_an_attribute_of_settings() -> None:
 
     METHODS.register("bad", summary="")(Bad)
     try:
-        with pytest.raises(ValueError, match="values.*method bad"):
+        with pytest.raises(ValueError, match=r"values.*method bad"):
             recipe("digits")
     finally:
         METHODS.unregister("bad")

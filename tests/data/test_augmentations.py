@@ -1,8 +1,6 @@
 """Views against torchvision: each operation, the composition, and the distribution of the parameters."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -292,14 +290,6 @@ def test_views_compile_as_one_graph() -> None:
     # The eager backend traces without a C compiler; a break in the graph is an error.
     compiled = torch.compile(both, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images, uniforms), both(images, uniforms))
-
-
-def test_options_of_data_need_no_torch() -> None:
-    code = (
-        "import sys, fmicl.data.augmentations.views, fmicl.data.images.options, fmicl.data.text.options; "
-        "raise SystemExit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_wrong_paths_and_options_end_in_one_message(
     run, plain, other = tmp_path / "run", tmp_path / "plain", tmp_path / "other"
     for folder, file in ((run, "settings.json"), (plain, "config.json"), (other, "notes.txt")):
         folder.mkdir()
-        (folder / file).write_text('{"task": "images"}' if folder == run else "{}")
+        (folder / file).write_text('{"recipe": "x", "task": "images", "settings": {}}' if folder == run else "{}")
     assert "there is no folder /nowhere" in error_of(capsys, "/nowhere", "--sts", sts)
     assert "neither a run folder" in error_of(capsys, other, "--sts", sts)
     assert "a run on images" in error_of(capsys, run, "--sts", sts)
@@ -118,7 +118,7 @@ def test_wrong_paths_and_options_end_in_one_message(
     assert "--pooling is for sentences" in error_of(capsys, plain, "--pooling", "mean")
     assert "there is no folder /nowhere with the STS tasks" in error_of(capsys, saved, "--sts", "/nowhere")
     assert "name the STS tasks with --sts DIR" in error_of(capsys, saved)
-    assert "--json goes with --sts" in error_of(capsys, run, "--json", tmp_path / "x.json")
+    assert "--json is for --sts" in error_of(capsys, run, "--json", tmp_path / "x.json")
     assert "--data-dir is for runs on images" in error_of(capsys, saved, "--sts", sts, "--data-dir", tmp_path)
     assert "--workers is for runs on images" in error_of(capsys, saved, "--sts", sts, "--workers", 2)
     assert "there is no folder" in error_of(capsys, saved, "--sts", sts, "--json", tmp_path / "no" / "x.json")

@@ -22,14 +22,14 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from fmicl.evaluation import geometry
-from fmicl.methods import Method
 from fmicl.runs.folder import Run
 from fmicl.training.module import TrainingModule
+from fmicl.training.monitor import Monitor
 from fmicl.utils.errors import NonFiniteError
 from fmicl.utils.files import write_atomically
 from fmicl.utils.numerics import normalise
 
-__all__ = ["FiniteLossCheck", "MetricsLogger", "Monitor"]
+__all__ = ["FiniteLossCheck", "MetricsLogger"]
 
 COLLAPSED = 1.5
 """Effective rank below which all embeddings lie about on one line through the origin."""
@@ -122,32 +122,6 @@ class FiniteLossCheck(Callback):
             "Hint: lower --learning-rate, lengthen --warmup-epochs or set --clip 1; large --gamma or --mu also make "
             "divergences such as pearson, tsallis and neyman overflow. Start again with the new settings."
         )
-
-
-class Monitor:
-    """A score of the encoder that is measured during training; this one measures nothing, and its column stays empty.
-
-    Args:
-        column: the score's column in metrics.csv.
-    """
-
-    def __init__(self, column: str = "knn") -> None:
-        self.column = column
-
-    def due(self, epoch: float) -> bool:
-        """Whether to measure it after this many epochs, at the end of a row."""
-        return False
-
-    def measure(self, method: Method, step: int) -> float | None:
-        """The score; None if it is undefined."""
-        return None
-
-    def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it."""
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Take a state back."""
 
 
 class MetricsLogger(Callback):

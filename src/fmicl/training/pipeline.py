@@ -19,10 +19,11 @@ from fmicl.config import OptimisationOptions, Settings
 from fmicl.runs.folder import READ_ONLY_HINT, Run, check_new_run, create_run, find_run, remove_temporary_files
 from fmicl.runs.report import write_report
 from fmicl.runs.settings import read_fingerprint, read_settings, write_settings
-from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger, Monitor
+from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger
 from fmicl.training.checkpoints import Checkpointer, RemainingBatches
 from fmicl.training.memory import check_memory, explain_out_of_memory
 from fmicl.training.module import TrainingModule
+from fmicl.training.monitor import Monitor
 from fmicl.training.optimisation import Optimisation
 from fmicl.training.processes import check_batch, find_processes
 from fmicl.training.progress import ProgressDisplay

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from typing import TYPE_CHECKING
 
 from fmicl.config import Settings
+
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 __all__ = ["Processes", "check_batch", "find_processes"]
 
@@ -34,6 +35,9 @@ def find_processes(devices: int) -> Processes:
     Raises:
         ValueError: SLURM was not told the number of tasks per node.
     """
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+
     if TorchElasticEnvironment.detect():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         return Processes(local, world // local, int(os.environ["RANK"]))

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fmicl.config import Settings
 from fmicl.methods import Method
 from fmicl.runs.folder import Run
-from fmicl.training.callbacks import Monitor
 from fmicl.training.memory import BatchDescription
+from fmicl.training.monitor import Monitor
 from fmicl.training.processes import Processes
 
 if TYPE_CHECKING:

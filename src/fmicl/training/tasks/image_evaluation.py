@@ -34,7 +34,7 @@ from fmicl.methods import Method
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
-from fmicl.training.callbacks import Monitor
+from fmicl.training.monitor import Monitor
 from fmicl.training.tasks.image_parts import load_splits
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import back_up_json, check_writable, write_atomically, write_json

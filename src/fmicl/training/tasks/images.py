@@ -26,8 +26,8 @@ from fmicl.models.vision import encoder_specific_options
 from fmicl.runs.export import EncoderConfig, export
 from fmicl.runs.folder import Run
 from fmicl.runs.tables import print_results
-from fmicl.training.callbacks import Monitor
 from fmicl.training.memory import BatchDescription
+from fmicl.training.monitor import Monitor
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.image_evaluation import KNNMonitor, evaluate_run
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method, load_splits

@@ -30,8 +30,8 @@ from fmicl.models.text import (
 from fmicl.runs.export import contiguous_state_dict
 from fmicl.runs.folder import Run
 from fmicl.runs.tables import print_sts
-from fmicl.training.callbacks import Monitor
 from fmicl.training.memory import BatchDescription
+from fmicl.training.monitor import Monitor
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, write_text_results
 from fmicl.utils.files import read_json, write_atomically, write_json

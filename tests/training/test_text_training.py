@@ -341,7 +341,7 @@ def test_wrong_input_ends_in_one_message(
     (tmp_path / "empty.txt").write_text("")
     assert "is empty" in error_of(capsys, "embed", place / "model", "empty.txt", "-o", "x.csv")
     (tmp_path / "half").mkdir()
-    (tmp_path / "half" / "settings.json").write_text('{"task": "text"}')
+    (tmp_path / "half" / "settings.json").write_text('{"recipe": "wikipedia", "task": "text", "settings": {}}')
     assert "training has not ended" in error_of(capsys, "evaluate", "half", "--sts", place / "sts")
 
 

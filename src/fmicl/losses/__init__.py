@@ -3,7 +3,7 @@
 from fmicl.losses.align_uniform import AlignUniformLoss
 from fmicl.losses.fmicl import FMICLLoss
 from fmicl.losses.infonce import InfoNCELoss
-from fmicl.losses.registry import OBJECTIVES, register_objective
+from fmicl.losses.registry import OBJECTIVES, ObjectiveContext, ObjectiveOptions, register_objective
 from fmicl.losses.similarities import Cosine, Gaussian, Similarity
 from fmicl.losses.spectral import SpectralContrastiveLoss
 
@@ -14,6 +14,8 @@ __all__ = [
     "FMICLLoss",
     "Gaussian",
     "InfoNCELoss",
+    "ObjectiveContext",
+    "ObjectiveOptions",
     "Similarity",
     "SpectralContrastiveLoss",
     "register_objective",

@@ -67,8 +67,8 @@ def test_killed_and_resumed_run_is_bit_identical(method: str, tmp_path: Path) ->
     whole = train(settings, out=tmp_path / "whole")
     assert whole is not None
     # The same run in a process of its own, which is killed in the middle of an epoch.
-    script = "import sys; from pathlib import Path; from fmicl.training.pipeline import train; from small_settings import digits; "
-    script += f"train(digits(**{changes!r}), out=Path(sys.argv[1]))"
+    script = "import sys; from pathlib import Path; import fmicl; from small_settings import digits; "
+    script += f"fmicl.train(digits(**{changes!r}), out=Path(sys.argv[1]))"
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(torch.get_num_threads()),

@@ -354,7 +354,7 @@ class SubmititLauncher:
         """The job of this number, if it is still queued or running."""
         if self._cluster != "slurm":
             return None
-        found = self._submitit.SlurmJob(folder=self._folder, job_id=job)
+        found: Any = self._submitit.SlurmJob(folder=self._folder, job_id=job)
         return None if found.done(force_check=True) else self._watch(found)
 
     def _watch(self, job: Any) -> _Job:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Generic, TypeVar
@@ -13,6 +13,9 @@ __all__ = ["PLUGINS", "Entry", "Registry", "load_plugins", "unknown_name"]
 
 PLUGINS = "fmicl.plugins"
 """Entry-point group of third-party packages: each entry point names a module that registers on import."""
+
+FEW_NAMES = 20
+"""Above this number, an error lists the near names only."""
 
 T = TypeVar("T")
 
@@ -97,17 +100,18 @@ class Registry(Generic[T]):
         return len(self._entries)
 
 
-def unknown_name(kind: str, name: object, known: object) -> ValueError:
+def unknown_name(kind: str, name: object, known_names: Iterable[str]) -> ValueError:
     """The error for an unknown name, with the near ones.
 
     Example:
         >>> unknown_name("recipe", "cifar", ["cifar10", "digits"])
         ValueError("unknown recipe 'cifar'; did you mean 'cifar10'? known: cifar10, digits")
     """
-    names = [str(each) for each in known]  # type: ignore[attr-defined]
+    names = list(known_names)
     near = difflib.get_close_matches(str(name).lower().replace("-", "_"), names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return ValueError(f"unknown {kind} {name!r}; {hint}known: {', '.join(names)}")
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else ""
+    known = f"known: {', '.join(names)}" if not near or len(names) <= FEW_NAMES else ""
+    return ValueError(f"unknown {kind} {name!r}; {' '.join(part for part in (hint, known) if part)}")
 
 
 def _origin(value: object) -> tuple[object, object]:

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from torchvision.datasets import CIFAR10, STL10
 import fmicl
 from fmicl.data import DATASETS, ArraySamples, LoadRequest, Splits, list_datasets, load_images
 from fmicl.training.pipeline import train
+from fmicl.utils.options import option
 from image_sets import arrays, labels_of
 from small_settings import small
 
@@ -265,10 +267,16 @@ def squares() -> Iterator[list[LoadRequest]]:
     """A dataset that somebody else has registered, and the requests that its loader got."""
     requests: list[LoadRequest] = []
 
-    @fmicl.register_dataset("squares", summary="Squares of two brightnesses.", needs_folder=False)
+    @dataclass(frozen=True)
+    class SquareOptions:
+        squares: int = option(40, "Number of squares.")
+
+    @fmicl.register_dataset(
+        "squares", summary="Squares of two brightnesses.", needs_folder=False, options=SquareOptions
+    )
     def load_squares(request: LoadRequest) -> Splits:
         requests.append(request)
-        labels = torch.arange(40) % 2
+        labels = torch.arange(request.options.squares) % 2
         images = (100 * labels + 50).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
         samples = ArraySamples(images, labels)
         return Splits(samples, samples, samples, ("dark", "light"))
@@ -282,7 +290,10 @@ def test_a_registered_dataset_is_loaded_and_trained_on_by_name(squares: list[Loa
     assert "squares" in list_datasets()
     splits = load_images("squares", size=8, validation=0.25)
     assert (splits.split, len(splits.pretrain), squares[0].size) == ("validation", 30, 8)
-    run = train(small("digits", None, epochs=1, batch_size=8, dataset="squares"), out=tmp_path / "run")
+    settings = small("digits", None, epochs=1, batch_size=8, dataset="squares", squares=24)
+    run = train(settings, out=tmp_path / "run")
+    assert squares[1].options.squares == 24
+    assert "dataset squares" in settings.replace(dataset="digits").unused()["squares"]
     assert run is not None
     assert run.checkpoint.exists()
 

@@ -139,6 +139,7 @@ class Schema:
             *(Group(entry.value, f"method {entry.name}", ("method", entry.name)) for entry in METHODS),
             Group(OptimisationOptions, "optimisation"),
             *task.groups,
+            *_dataset_groups(task),
             Group(MachineOptions, "machine"),
         ]
         self.options: dict[str, Option] = {}
@@ -195,6 +196,14 @@ class Schema:
         first, *others = titles
         kind = first.split()[0]
         return ", ".join([first, *(title.removeprefix(f"{kind} ") for title in others)])
+
+
+def _dataset_groups(task: TaskOptions) -> list[Group]:
+    """The options of datasets that have their own, for a task that has datasets."""
+    if not any(option.name == "dataset" for group in task.groups for option in options_of(group.options)):
+        return []
+    infos = [(entry.name, entry.value.options) for entry in DATASETS]
+    return [Group(kind, f"dataset {name}", ("dataset", name)) for name, kind in infos if kind is not None]
 
 
 _SCHEMAS: dict[tuple[Any, ...], Schema] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from fmicl.data.images import cifar10, digits, folder, imagenet, stl10, tinyimagenet  # noqa: F401 (they register)
 from fmicl.data.images.registry import DATASETS, DatasetInfo, Exclude, LoadRequest
@@ -62,6 +63,7 @@ def load_images(
     memory_limit: int = 4 * 2**30,
     checksum: bool = True,
     exclude: Exclude | None = None,
+    options: Any = None,
 ) -> Splits:
     """Load a dataset, after checking that it is complete.
 
@@ -81,6 +83,7 @@ def load_images(
         memory_limit: bytes up to which a folder of images is kept in memory.
         checksum: verify the official MD5 sums. Switch it off to load a part of CIFAR-10 or STL-10 in their own format.
         exclude: which subfolders of a folder of images hold no data.
+        options: of the dataset itself; None is its defaults.
 
     Raises:
         FileNotFoundError: a file or folder is missing; the message says which one and what to do.
@@ -99,7 +102,9 @@ def load_images(
     if not 0 <= validation < 1:
         raise ValueError(f"validation must lie in [0, 1), but it is {validation}")
     root = require_data_dir(name, data_dir, exists=not download) if info.needs_folder else Path()
-    request = LoadRequest(root, size, memory_limit, download, checksum, exclude)
+    if options is None and info.options is not None:
+        options = info.options()
+    request = LoadRequest(root, size, memory_limit, download, checksum, exclude, options)
     with contextlib.ExitStack() as stack:
         if download:  # one of several processes downloads, and the others wait
             with contextlib.suppress(OSError):  # a read-only folder: the data may be there

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fmicl.utils.registry import Registry
 
@@ -35,6 +35,7 @@ class LoadRequest:
         download: download the data if it is missing.
         checksum: verify that files are the official ones.
         exclude: which subfolders of a folder of image files hold no data.
+        options: the dataset's own options, an instance of the class that it was registered with; None if it has none.
     """
 
     root: Path
@@ -43,6 +44,7 @@ class LoadRequest:
     download: bool = False
     checksum: bool = True
     exclude: Exclude | None = None
+    options: Any = None
 
 
 @dataclass(frozen=True)
@@ -54,19 +56,27 @@ class DatasetInfo:
         needs_folder: whether it is read from a folder that the user names.
         downloads: whether it can be downloaded.
         is_folder: whether it consists of image files, which are kept in memory up to ``memory_limit``.
+        options: frozen dataclass of options that belong to this dataset alone; None if it has none.
     """
 
     load: Callable[[LoadRequest], Splits]
     needs_folder: bool = True
     downloads: bool = False
     is_folder: bool = False
+    options: Any = None
 
 
 DATASETS: Registry[DatasetInfo] = Registry("dataset")
 
 
 def register_dataset(
-    name: str, *, summary: str, needs_folder: bool = True, downloads: bool = False, is_folder: bool = False
+    name: str,
+    *,
+    summary: str,
+    needs_folder: bool = True,
+    downloads: bool = False,
+    is_folder: bool = False,
+    options: Any = None,
 ) -> Callable[[Callable[[LoadRequest], Splits]], Callable[[LoadRequest], Splits]]:
     """Function decorator that registers a dataset's loader under the name that `--dataset` takes.
 
@@ -76,13 +86,14 @@ def register_dataset(
         needs_folder: see :class:`DatasetInfo`, as the others.
         downloads: whether it can be downloaded.
         is_folder: whether it consists of image files.
+        options: dataclass of its own options.
 
     Raises:
         ValueError: the name is taken.
     """
 
     def register(load: Callable[[LoadRequest], Splits]) -> Callable[[LoadRequest], Splits]:
-        DATASETS.register(name, summary=summary)(DatasetInfo(load, needs_folder, downloads, is_folder))
+        DATASETS.register(name, summary=summary)(DatasetInfo(load, needs_folder, downloads, is_folder, options))
         return load
 
     return register

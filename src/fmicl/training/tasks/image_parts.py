@@ -70,6 +70,7 @@ def load_splits(settings: Settings, say: Callable[[str], None] = lambda _: None)
     """The data; ``say`` prints which images and folders are left out, and that data_dir has no effect."""
     if settings.data_dir is not None and not dataset_info(settings.dataset).needs_folder:
         say(f"warning: data_dir ({settings.data_dir}) has no effect: {settings.dataset} needs no files")
+    kind = dataset_info(settings.dataset).options
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*and are skipped")  # they are reported below
         splits = load_images(
@@ -82,6 +83,7 @@ def load_splits(settings: Settings, say: Callable[[str], None] = lambda _: None)
             memory_limit=round(settings.memory_gib * 2**30),
             checksum=settings.checksum,
             exclude=exclude_runs,
+            options=None if kind is None else settings[kind],
         )
     if splits.skipped:
         left_out = summarise_skipped(splits.skipped)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from command_line import needs_sweep
 from fmicl.cli import main as cli
 from fmicl.config import recipe
 from fmicl.runs.folder import create_run
@@ -76,8 +75,8 @@ def test_a_resume_that_finds_a_run_says_only_what_is_wrong(
     [
         ("train digits --out FILE", "FILE", "--out"),
         ("train digits --out FILE/run", "FILE", "--out"),
-        pytest.param("sweep digits --out RUN", "RUN", "--out", marks=needs_sweep),
-        pytest.param("sweep digits --out FILE/sweep", "FILE", "--out", marks=needs_sweep),
+        ("sweep digits --out RUN", "RUN", "--out"),
+        ("sweep digits --out FILE/sweep", "FILE", "--out"),
         ("train digits --out FILE --resume", "FILE", "not a run folder"),
         ("evaluate FILE", "FILE", "not a run folder"),
         ("report FILE", "FILE", "not a run folder"),
@@ -116,7 +115,7 @@ def test_a_file_in_the_place_of_a_folder_is_one_line(
         ("train cifar10", ["--data-dir"]),
         ("train imgs --data-dir x", ["recipe 'imgs'", "'images'"]),
         ("train wiki", ["'wikipedia'"]),
-        pytest.param("sweep digitz --seed 0 1", ["recipe 'digitz'", "'digits'"], marks=needs_sweep),
+        ("sweep digitz --seed 0 1", ["recipe 'digitz'", "'digits'"]),
         ("train photos", ["recipe 'photos'", "digits, cifar10"]),
         ("train cifar10 --data-dir /nowhere", ["/nowhere"]),
         ("train digits --encoder resnet_18", ["resnet18"]),
@@ -152,8 +151,8 @@ def test_wrong_input_is_one_message_and_exit_code_two(
         (["train", "digits"], "--out"),
         (["train", "digits", "--out", "new/run"], "--out"),
         (["train", "digits", "--out", "RUN", "--resume"], "copy the run folder"),
-        pytest.param(["sweep", "digits"], "--out", marks=needs_sweep),
-        pytest.param(["sweep", "digits", "--out", "new/sweep"], "--out", marks=needs_sweep),
+        (["sweep", "digits"], "--out"),
+        (["sweep", "digits", "--out", "new/sweep"], "--out"),
         (["evaluate", "RUN"], "copy the run folder"),
         (["evaluate", "RUN", "--sts", "STS"], "copy the run folder"),
         (["evaluate", "MODEL", "--sts", "STS", "--json", "x.json"], "--json"),

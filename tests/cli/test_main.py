@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import fmicl as package
-from command_line import fmicl, needs_sweep, python
+from command_line import fmicl, python
 from fmicl.cli import main as cli
 
 COMMANDS = ("train", "sweep", "evaluate", "embed", "report")
@@ -100,7 +100,7 @@ def words_of(shown: str) -> str:
     ("arguments", "option"),
     [
         ("train images --divergance js", "--divergence"),
-        pytest.param("sweep images --divergance js", "--divergence", marks=needs_sweep),
+        ("sweep images --divergance js", "--divergence"),
         ("train wikipedia --modle x", "--model"),
         ("evaluate RUN --jsno x", "--json"),
         ("embed RUN photos -o x.csv --batchsize 3", "--batch-size"),

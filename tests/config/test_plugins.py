@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from command_line import fmicl, needs_sweep
+from command_line import fmicl
 
 PLUGIN = '''
 """A method with a narrow second head, and an objective that pulls pairs together and everything else apart."""
@@ -170,7 +170,6 @@ def test_a_run_of_a_plugin_says_what_is_missing_without_it(tmp_path: Path) -> No
     assert "toy" in done.stderr
 
 
-@needs_sweep
 def test_a_plugin_is_swept(plugin: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "sweep"
     words = ["sweep", "digits", "--method", "simclr", "toy", "--epochs", "1", *QUICK, "--out", str(out)]

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
-
-import pytest
-
-needs_sweep = pytest.mark.skipif(importlib.util.find_spec("fmicl.cli.sweep") is None, reason="fmicl.cli.sweep")
-"""Marks tests of `fmicl sweep`."""
 
 
 def fmicl(*arguments: str, env: Mapping[str, str] | None = None, **options: object) -> subprocess.CompletedProcess[str]:

@@ -1,4 +1,4 @@
-"""Environment variables that fmicl's processes use to talk to each other, and optional packages."""
+"""Environment variables that fmicl sets for its own child processes."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
     python benchmarks/information.py samples DIR --bmi PYTHON                       # seconds
     PYTHON benchmarks/information_bmi.py estimate DIR --json rivals.json            # minutes for each seed
-    python benchmarks/information.py measure DIR --rivals rivals.json --json results/benchmarks/information-cpu.json
-    python benchmarks/information.py table results/benchmarks/information-cpu.json  # the table and the figure of docs/
+    python benchmarks/information.py measure DIR --json results/benchmarks/information-cpu.json
+    python benchmarks/information.py measure DIR --seeds 1 --only "InfoNCE, separable" --json FILE
+    python benchmarks/information.py table results/benchmarks/information-*cpu.json --figure docs/figures/information.svg
 
 PYTHON is an interpreter with the package benchmark-mi (see `information_bmi.py`). Tasks: the staircase of 20-dimensional
 Gaussians with 2, 4, 6, 8 and 10 nats, as they are and with y cubed; 16 tasks of `bmi`, one of each of its families and
@@ -65,9 +66,7 @@ OURS: dict[str, dict[str, Any]] = {
     "f-DIME, separable": {"estimator": "f_dime", "critic": "separable"},
 }
 EVERY_SEED = "fmicl (default)"
-"""The estimator whose coverage is measured; the others have the seeds that rivals have."""
-LOW_DIMENSION = 5
-"""KSG is left out of the comparison up to this number of columns of x."""
+"""The estimator whose coverage is measured."""
 
 
 # --- samples ---------------------------------------------------------------------------------------------------------
@@ -110,15 +109,13 @@ def measure(options: argparse.Namespace) -> None:
         "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "samples": SAMPLES,
-        "rows": json.loads(options.rivals.read_text()) if options.rivals else [],
+        "rows": [],
     }
     for task, seed, file in files(options.folder, options.seeds):
         data = np.load(file)
-        for name, settings in OURS.items():
-            if name != EVERY_SEED and seed >= options.compared:
-                continue
+        for name in options.only:
             start = time.process_time()
-            found = estimate(data["x"], data["y"], seed=seed, **settings)
+            found = estimate(data["x"], data["y"], seed=seed, **OURS[name])
             record["rows"].append(
                 {
                     "task": task, "seed": seed, "estimator": name, "value": found.value, "low": found.low,
@@ -245,12 +242,11 @@ def main() -> None:
     samples.add_argument("--bmi", required=True, help="Python interpreter with benchmark-mi")
     measured = commands.add_parser("measure")
     measured.add_argument("folder", type=Path)
-    measured.add_argument("--rivals", type=Path, help="what information_bmi.py has written")
-    measured.add_argument("--seeds", type=int, default=SEEDS, help="of the default estimator")
-    measured.add_argument("--compared", type=int, default=1, help="seeds of our other estimators")
+    measured.add_argument("--seeds", type=int, default=SEEDS)
+    measured.add_argument("--only", nargs="+", choices=list(OURS), default=[EVERY_SEED], help="estimators")
     measured.add_argument("--json", type=Path, required=True)
     tables = commands.add_parser("table")
-    tables.add_argument("json", type=Path)
+    tables.add_argument("json", type=Path, nargs="+")
     tables.add_argument("--figure", type=Path, help="SVG to draw")
     options = parser.parse_args()
     if options.what == "samples":
@@ -258,7 +254,7 @@ def main() -> None:
     elif options.what == "measure":
         measure(options)
     else:
-        rows = json.loads(options.json.read_text())["rows"]
+        rows = [row for file in options.json for row in json.loads(file.read_text())["rows"]]
         print(summary_table(rows), task_table(rows), coverage(rows), sep="\n\n")
         if options.figure:
             draw(rows, options.figure)

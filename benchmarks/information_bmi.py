@@ -10,7 +10,10 @@ early stopping, half of the samples for training. Nothing of fmicl is imported.
 
 import argparse
 import json
+import shlex
+import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import bmi  # type: ignore[import-not-found, unused-ignore]
@@ -50,7 +53,11 @@ def estimate(folder: Path, seeds: int, out: Path, only: list[str]) -> None:
                     }
                 )  # fmt: skip
                 print(rows[-1], flush=True)
-            out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            record = {
+                "command": shlex.join(["python", "benchmarks/information_bmi.py", *sys.argv[1:]]), "threads": 1,
+                "versions": {name: metadata.version(name) for name in ("benchmark-mi", "jax", "numpy")}, "rows": rows,
+            }  # fmt: skip
+            out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -73,12 +73,12 @@ class Training:
     """
 
     hidden: int = 64
-    batch_size: int = 256
-    steps: int = 1000
+    batch_size: int = 512
+    steps: int = 800
     check_every: int = 50
     patience: int = 4
-    learning_rate: float = 2e-3
-    weight_decay: float = 1e-3
+    learning_rate: float = 5e-3
+    weight_decay: float = 1e-2
     validation: float = 0.15
     shifts: int = 16
 

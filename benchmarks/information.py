@@ -4,11 +4,11 @@
     PYTHON benchmarks/information_bmi.py estimate DIR --json rivals.json            # minutes for each seed
     python benchmarks/information.py measure DIR --json results/benchmarks/information-cpu.json
     python benchmarks/information.py measure DIR --seeds 1 --only "InfoNCE, separable" --json FILE
-    python benchmarks/information.py table results/benchmarks/information-*cpu.json --figure docs/figures/information.svg
+    python benchmarks/information.py table results/benchmarks/information-*cpu.json --figure FILE.svg
 
-PYTHON is an interpreter with the package benchmark-mi (see `information_bmi.py`). Tasks: the staircase of 20-dimensional
-Gaussians with 2, 4, 6, 8 and 10 nats, as they are and with y cubed; 16 tasks of `bmi`, one of each of its families and
-sizes. 5,000 samples each. Estimators run one after the other in one thread, and time is that of the processor, since
+PYTHON is an interpreter with the package benchmark-mi (see `information_bmi.py`). Tasks: the staircase of
+20-dimensional Gaussians with 2, 4, 6, 8 and 10 nats, as they are and with y cubed; 16 tasks of `bmi`, of all its
+families. 5,000 samples each. Estimators run one after the other in one thread, and time is that of the processor, since
 the machine may be busy. Rivals run in the environment of benchmark-mi on the same samples.
 """
 
@@ -57,9 +57,7 @@ BMI_TASKS = {
     "spiral-multinormal-sparse-25-25-2-2.0": "Spiral 25 x 25",
     "spiral-normal_cdf-multinormal-sparse-5-5-2-2.0": "Spiral of normal CDF 5 x 5",
 }
-NOT_GAUSSIAN = {
-    name for name in BMI_TASKS if name.startswith(("1v1-additive", "student", "asinh-student", "spiral"))
-}
+NOT_GAUSSIAN = {name for name in BMI_TASKS if name.startswith(("1v1-additive", "student", "asinh-student", "spiral"))}
 """Tasks that are no bijections, column by column, of Gaussians; the Swiss roll is one of a part of its columns."""
 OURS: dict[str, dict[str, Any]] = {
     "fmicl (default)": {},
@@ -171,7 +169,9 @@ def summary_table(rows: list[dict[str, Any]]) -> str:
     scored = []
     for name in names:
         own = {task: group for (task, which), group in cells.items() if which == name}
-        errors = {task: statistics.fmean(abs(r["value"] - r["information"]) for r in group) for task, group in own.items()}
+        errors = {
+            task: statistics.fmean(abs(r["value"] - r["information"]) for r in group) for task, group in own.items()
+        }
         first = [value for task, value in errors.items() if task.startswith(stairs)]
         second = [value for task, value in errors.items() if not task.startswith(stairs)]
         seconds = statistics.fmean(row["cpu_seconds"] for group in own.values() for row in group)

@@ -4,9 +4,9 @@
 
 The most favourable case: 20-dimensional Gaussians with 10 nats of mutual information, and the true log density ratio as
 critic, clipped to [-M, M]. The bound is E_joint[f'(u)] - E_independent[f*(f'(u))], each mean less (plus) its empirical
-Bernstein width (Maurer and Pontil, 2009) at half the error probability, for the best M of a grid with a union bound over
-it. So it holds for every distribution. N samples of the joint distribution, and N of the independent one. Repeated 20
-times. Beside it: the truth, and what no such bound may exceed (`fmicl.information.largest_bound`).
+Bernstein width (Maurer and Pontil, 2009) at half the error probability, for the best M of a grid with a union bound
+over it. So it holds for every distribution. N samples of the joint distribution, and N of the independent one. Repeated
+20 times. Beside it: the truth, and what no such bound may exceed (`fmicl.information.largest_bound`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def main() -> None:
     options = parser.parse_args()
     truth = {name: gaussian_information(correlations_for(NATS, DIMENSIONS), name) for name in NAMES}
     rows: list[dict[str, Any]] = []
-    print("| f | largest | truth | N | no bound above | bound reached (mean of 20) |", "|---|---|---|---|---|---|", sep="\n")
+    print(
+        "| f | largest | truth | N | no bound above | bound reached (mean of 20) |",
+        "|---|---|---|---|---|---|",
+        sep="\n",
+    )
     for name in NAMES:
         f = divergence(name)
         for number in SIZES:

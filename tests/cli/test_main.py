@@ -14,7 +14,7 @@ import fmicl as package
 from command_line import fmicl, python
 from fmicl.cli import main as cli
 
-COMMANDS = ("train", "sweep", "evaluate", "embed", "report")
+COMMANDS = ("train", "sweep", "evaluate", "embed", "report", "mi", "check-assumption")
 
 
 def test_help_answers_within_half_a_second() -> None:

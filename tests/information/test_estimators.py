@@ -70,7 +70,9 @@ def test_formulas_against_plain_loops() -> None:
     clipped = [min(max(v, math.exp(-5)), math.exp(5)) for v in flat]
     assert value("smile", "kl", joint, independent) == pytest.approx(mean - math.log(sum(clipped) / 6))
     assert value("classifier", "kl", joint, independent) == pytest.approx(mean)
-    rows = [(math.exp(j), [math.exp(v) for v in row]) for j, row in zip(joint.tolist(), independent.tolist(), strict=True)]
+    rows = [
+        (math.exp(j), [math.exp(v) for v in row]) for j, row in zip(joint.tolist(), independent.tolist(), strict=True)
+    ]
     nce = sum(math.log(j / ((j + sum(row)) / 3)) for j, row in rows) / 3
     loss = make_estimator("infonce").objective(fmicl.divergence("kl"))(joint, independent)
     assert float(loss) == pytest.approx(-nce)
@@ -98,7 +100,7 @@ def test_mine_has_the_gradient_of_a_moving_average() -> None:
     objective(joint, torch.zeros(2, 1))  # the average starts at 1
     second = torch.full((2, 1), math.log(2.0), requires_grad=True)
     loss = objective(joint, second)
-    assert float(loss) == pytest.approx(math.log(2.0))
+    assert float(loss.detach()) == pytest.approx(math.log(2.0))
     loss.backward()  # of log E[e^s]: e^s / N over the average 0.9 * 1 + 0.1 * 2
     torch.testing.assert_close(second.grad, torch.full((2, 1), 2 / 2 / 1.1))
 
@@ -186,16 +188,16 @@ def test_wrong_options() -> None:
 
 @pytest.mark.parametrize("name", list_estimators())
 def test_every_estimator_is_near_the_truth_on_samples(name: str) -> None:
-    x, y = pairs(0.8, 1200)
-    found = estimate(x, y, estimator=name, training=QUICK)
+    x, y = pairs(0.8, 900)
+    found = estimate(x, y, estimator=name, folds=2, training=QUICK)
     assert found.value == pytest.approx(gaussian_information([0.8]), abs=0.12)
     assert found.low < found.value < found.high
 
 
 @pytest.mark.parametrize("name", list_critics())
 def test_every_critic_finds_dependence(name: str) -> None:
-    x, y = pairs(0.9, 900)
-    found = estimate(x, y, critic=name, training=Training(steps=200, hidden=32, batch_size=256))
+    x, y = pairs(0.9, 600)
+    found = estimate(x, y, critic=name, folds=2, training=Training(steps=100, hidden=32, batch_size=128, shifts=8))
     assert found.held_out > 0.25  # of 0.83 nats; a bilinear critic has no squares
     assert found.held_out < 0.83 + 0.15
 
@@ -214,7 +216,9 @@ def test_discrete_samples_reach_the_table() -> None:
     y = torch.where(torch.rand(1500, generator=generator) < 0.7, x, torch.randint(3, (1500,), generator=generator))
     table = torch.full((3, 3), 0.3 / 9, dtype=F64) + torch.eye(3, dtype=F64) * 0.7 / 3
     truth = float(fmicl.information.f_mutual_information(table, "kl"))
-    found = estimate(x.numpy(), y.numpy(), critic="bilinear", training=Training(steps=300, learning_rate=0.02))
+    found = estimate(
+        x.numpy(), y.numpy(), critic="bilinear", training=Training(steps=100, batch_size=128, learning_rate=0.05)
+    )
     assert found.value == pytest.approx(truth, abs=0.07)
 
 
@@ -278,7 +282,7 @@ def test_coverage_of_gaussians_in_five_dimensions() -> None:
     for seed in range(60):
         found = estimate(*pairs(0.5, 1000, seed, columns=5), seed=seed)
         inside += found.low <= truth <= found.high
-    assert 54 <= inside, inside  # nominal 57 of 60
+    assert inside >= 54, inside  # nominal 57 of 60
 
 
 def test_as_samples_accepts_lists_and_keeps_integers() -> None:

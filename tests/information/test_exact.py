@@ -52,8 +52,8 @@ def test_one_pair_agrees_with_a_double_integral(name: str, rho: float) -> None:
 
 def test_an_own_f_agrees_with_the_catalogue() -> None:
     mine = fmicl.Divergence.from_generator(lambda u: (u.sqrt() - 1) ** 2, name="mine")
-    assert gaussian_information([0.6, 0.2], mine) == pytest.approx(
-        gaussian_information([0.6, 0.2], "squared_hellinger"), rel=1e-6
+    assert gaussian_information([0.3], mine) == pytest.approx(
+        gaussian_information([0.3], "squared_hellinger"), rel=1e-6
     )
 
 
@@ -81,7 +81,9 @@ def test_correlations_for() -> None:
 def test_copula_of_gaussian_samples_is_the_true_ratio() -> None:
     generator = torch.Generator().manual_seed(0)
     x, noise = torch.randn(2, 100_000, 2, generator=generator, dtype=F64)
-    y = torch.stack([0.6 * x[:, 0] + 0.8 * noise[:, 0], noise[:, 1]], dim=1) @ torch.tensor([[2.0, 1], [0, 3]], dtype=F64)
+    y = torch.stack([0.6 * x[:, 0] + 0.8 * noise[:, 0], noise[:, 1]], dim=1) @ torch.tensor(
+        [[2.0, 1], [0, 3]], dtype=F64
+    )
     copula = GaussianCopula.fit(x, y)
     assert len(copula.correlations) == 1, "the second pair is independent"
     assert copula.information() == pytest.approx(gaussian_information([0.6]), abs=0.01)
@@ -105,9 +107,7 @@ def test_copula_of_independent_samples_in_high_dimension_has_no_information() ->
 def test_kl_on_the_sphere_is_the_von_mises_fisher_entropy(dimensions: int, gamma: float) -> None:
     kappa, order = 2 * gamma, dimensions / 2 - 1
     mean = special.ive(order + 1, kappa) / special.ive(order, kappa)
-    log_z = (
-        special.gammaln(dimensions / 2) - order * math.log(kappa / 2) + math.log(special.ive(order, kappa)) + kappa
-    )
+    log_z = special.gammaln(dimensions / 2) - order * math.log(kappa / 2) + math.log(special.ive(order, kappa)) + kappa
     assert CosineLaw(dimensions, gamma).mean == pytest.approx(mean, rel=1e-9)
     assert sphere_information(dimensions, gamma, "kl") == pytest.approx(kappa * mean - log_z, rel=1e-8)
 
@@ -133,8 +133,8 @@ def test_gamma_is_found_and_a_wrong_law_is_rejected() -> None:
 
 def test_p_values_of_true_laws_are_uniform() -> None:
     generator = torch.Generator().manual_seed(2)
-    values = [fit_gamma(CosineLaw(8, 3.0).sample(100, generator), 8, resamples=19).p_value for _ in range(40)]
-    assert 0.35 < sum(values) / len(values) < 0.68  # a mean of 0.525, within 2.5 standard errors or so
+    values = [fit_gamma(CosineLaw(8, 3.0).sample(100, generator), 8, resamples=19).p_value for _ in range(30)]
+    assert 0.38 < sum(values) / len(values) < 0.68  # a mean of 0.525, with a standard error of 0.053
 
 
 def test_the_density_ratio_by_histograms_has_slope_two_gamma() -> None:

@@ -66,7 +66,10 @@ class MI:
                 f"{self.x} has {len(x)} rows and {self.y} has {len(y)}: row i of both must belong to the same sample"
             )
         found: dict[str, Estimate] = {}
-        print(f"{len(x)} samples, x {_shape(x)}, y {_shape(y)}; {f.name} information" + (" in nats" if f.name == "kl" else ""))
+        print(
+            f"{len(x)} samples, x {_shape(x)}, y {_shape(y)}; {f.name} information"
+            + (" in nats" if f.name == "kl" else "")
+        )
         print(f"{'estimator':<18}{'estimate':>10}   95 % interval")
         for name in self.estimator:
             with _bar(name) as progress:
@@ -118,6 +121,8 @@ def read_array(path: Path) -> Tensor:
         raise ValueError(f"{path} must hold real numbers, but its type is {array.dtype}")
     if array.dtype.kind == "u":
         array = array.astype(np.int64)
+    if array.ndim == 0:
+        raise ValueError(f"{path} must have shape (N, ...) with N samples, but it is a single number, of shape ()")
     return as_samples(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))), str(path))
 
 

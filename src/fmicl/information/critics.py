@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def mlp(inputs: int, hidden: int, outputs: int, layers: int = 2) -> nn.Sequentia
     """
     widths = [inputs, *[hidden] * layers]
     parts: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
+    for before, after in pairwise(widths):
         parts += [nn.Linear(before, after), nn.SiLU()]
     return nn.Sequential(*parts, nn.Linear(widths[-1], outputs))
 

@@ -47,7 +47,8 @@ def log_ratios(number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]
 
     def ratio(y: Tensor) -> Tensor:
         quadratic = (2 * rho * x * y - rho**2 * (x.square() + y.square())) / (2 * (1 - rho**2))
-        return NATS + quadratic.sum(dim=1)
+        total: Tensor = NATS + quadratic.sum(dim=1)
+        return total
 
     return ratio(rho * x + math.sqrt(1 - rho**2) * noise), ratio(other)
 

@@ -106,7 +106,8 @@ def _inverse_root(centred: Tensor) -> Tensor:
     """W with W' C W = 1 for the covariance C, on the span of its non-zero eigenvalues."""
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
     keep = values > values.max().clamp(min=1e-300) * 1e-10
-    return vectors[:, keep] / values[keep].sqrt()
+    scores: Tensor = vectors[:, keep] / values[keep].sqrt()
+    return scores
 
 
 def _unbiased(sample: Tensor, c: float, e: float) -> Tensor:

@@ -76,6 +76,15 @@ def test_imagenet_has_six_blocks_and_its_variant_the_twelve_of_vit_s() -> None:
     assert different == {"depth", "learning_rate", "scale_learning_rate", "schedule"}
 
 
+def test_imagenet_alone_has_too_large_a_batch_for_the_theorem_on_uniformity() -> None:
+    """It needs N <= d + 1, which the paper says that all of its settings satisfy."""
+    within = {
+        name: recipe(name).batch_size <= recipe(name).dim + 1 for name in TABLE if name not in ("images", "digits")
+    }
+    within["wikipedia"] = recipe("wikipedia").batch_size <= 768 + 1
+    assert [name for name, fits in within.items() if not fits] == ["imagenet", "imagenet_mocov3"]
+
+
 @pytest.mark.parametrize("name", ["imagenet", "imagenet_mocov3"])
 def test_imagenet_has_two_families_of_views(name: str) -> None:
     r = recipe(name)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fmicl import how_to_install
 from fmicl.evaluation.sts import Encode
 from fmicl.models.text import pooled_transformer, quiet_transformers
 from fmicl.runs.folder import Run
 from fmicl.runs.settings import read_task
 from fmicl.utils.device import pick_device
+from fmicl.utils.extras import how_to_install
 from fmicl.utils.validation import TokenPooling
 
 if TYPE_CHECKING:

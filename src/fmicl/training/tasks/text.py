@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fmicl import how_to_install
 from fmicl.config import Settings
 from fmicl.data import LineReader, SentenceStream, describe_text_change, tokenise_file
 from fmicl.evaluation.sts import StsTask, load_sts, load_stsb
@@ -34,6 +33,7 @@ from fmicl.training.memory import BatchDescription
 from fmicl.training.monitor import Monitor
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, write_text_results
+from fmicl.utils.extras import how_to_install
 from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["StsMonitor", "TextTask", "build_text_method", "check_lengths", "export_text"]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fmicl import how_to_install
 from fmicl.utils.environment import STARTED_BY_SWEEP
+from fmicl.utils.extras import how_to_install
 from fmicl.utils.machine import available_cpus
 
 __all__ = [

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_resume import assert_same as assert_same_images
 
 from fmicl.config import Settings
 from fmicl.runs.folder import Run
 from fmicl.training.checkpoints import load_checkpoint
 from records import record
 from small_settings import digits
-from test_resume import assert_same as assert_same_images
 
 KILLS, TERMS = 25, 5
 """Times that the runs of one method are killed by SIGKILL and stopped by SIGTERM: 100 and 20 for the four of them."""
@@ -139,8 +139,9 @@ def test_killed_runs_on_images(method: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_killed_runs_on_text(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed (the extra text)")
-    from sts_files import write_sts
     from test_text_resume import assert_same, text_settings
+
+    from sts_files import write_sts
     from tiny_bert import SENTENCES, tiny_bert
 
     tiny_bert(tmp_path / "bert")

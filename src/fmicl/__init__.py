@@ -77,7 +77,6 @@ EXTRAS = {
         "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision "
         "tyro",
         "text": "datasets sentence_transformers transformers",
-        "slurm": "submitit",
     }.items()
     for package in packages.split()
 }

@@ -4,11 +4,11 @@
     moco      momentum encoder; negatives are a queue of its past keys
     mocov3    momentum encoder and predictor; negatives are the other samples of the batch
 
-Every method takes every objective. On images, every method takes a second term, rotation prediction
-(:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
+Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
+prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
 """
 
-from fmicl.methods.base import Comparison, Method, MomentumMethod
+from fmicl.methods.base import Comparison, Method, MomentumMethod, PredictionMethod
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
 from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
@@ -24,6 +24,7 @@ __all__ = [
     "MoCoV3",
     "MomentumMethod",
     "MomentumOptions",
+    "PredictionMethod",
     "Rotation",
     "SimCLR",
     "register_method",

@@ -3,12 +3,14 @@
     simclr    one encoder; negatives are the other samples of the batch
     moco      momentum encoder; negatives are a queue of its past keys
     mocov3    momentum encoder and predictor; negatives are the other samples of the batch
+    byol      momentum encoder and predictor; no negatives, and a loss of its own
 
 Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
 prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
 """
 
 from fmicl.methods.base import Comparison, Method, MomentumMethod, PredictionMethod
+from fmicl.methods.byol import BYOL
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
 from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
@@ -16,6 +18,7 @@ from fmicl.methods.rotation import Rotation
 from fmicl.methods.simclr import SimCLR
 
 __all__ = [
+    "BYOL",
     "METHODS",
     "Comparison",
     "Method",

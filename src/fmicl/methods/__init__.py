@@ -4,6 +4,7 @@
     moco      momentum encoder; negatives are a queue of its past keys
     mocov3    momentum encoder and predictor; negatives are the other samples of the batch
     byol      momentum encoder and predictor; no negatives, and a loss of its own
+    swav      prototypes, assigned by Sinkhorn iterations; a loss of its own
 
 Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
 prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
@@ -16,6 +17,7 @@ from fmicl.methods.mocov3 import MoCoV3
 from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
 from fmicl.methods.rotation import Rotation
 from fmicl.methods.simclr import SimCLR
+from fmicl.methods.swav import SwAV
 
 __all__ = [
     "BYOL",
@@ -30,5 +32,6 @@ __all__ = [
     "PredictionMethod",
     "Rotation",
     "SimCLR",
+    "SwAV",
     "register_method",
 ]

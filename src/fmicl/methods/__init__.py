@@ -6,6 +6,7 @@
     byol      momentum encoder and predictor; no negatives, and a loss of its own
     swav      prototypes, assigned by Sinkhorn iterations; a loss of its own
     cpc       a context predicts later parts of a view, with a learned critic
+    dim       local features against global ones, with learned critics
 
 Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
 prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
@@ -14,6 +15,7 @@ prediction (:class:`Rotation`). A new method is one file with a `register_method
 from fmicl.methods.base import Comparison, Method, MomentumMethod, PredictionMethod
 from fmicl.methods.byol import BYOL
 from fmicl.methods.cpc import CPC
+from fmicl.methods.dim import DIM
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
 from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
@@ -24,6 +26,7 @@ from fmicl.methods.swav import SwAV
 __all__ = [
     "BYOL",
     "CPC",
+    "DIM",
     "METHODS",
     "Comparison",
     "Method",

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fmicl.config import Settings
-from fmicl.models.vision import build_encoder, projection_head
+from fmicl.models.vision import build_encoder
 from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, require_task
 from fmicl.utils.files import read_json, write_atomically, write_json
@@ -107,7 +107,6 @@ def load_projection(run: Run) -> nn.Module:
     if not run.projection.exists():
         raise FileNotFoundError(f"{run.projection} is missing: the training of {run.path} has not ended")
     features = EncoderConfig.read(run).features
-    last_norm = settings.method_options.method.last_norm
-    head = projection_head(features, settings.hidden, settings.dim, last_norm=last_norm)
+    head = settings.method_options.method.projection_head(features, settings.hidden, settings.dim)
     head.load_state_dict(load_file(run.projection))
     return head.eval()

@@ -83,7 +83,12 @@ class TextTask(Task):
 
     @classmethod
     def check(cls, settings: Settings, *, local: bool = True) -> None:
-        """Objective, packages, and whether text and model are named and there."""
+        """Method, objective, packages, and whether text and model are named and there."""
+        if settings.method_options.feature_maps:
+            raise ValueError(
+                f"method {settings.method} needs feature maps of images, which sentences don't have: take another "
+                "--method, such as cpc"
+            )
         settings.objective_options.build(settings.objective_context())
         for package in ("transformers", "sentence_transformers"):
             if find_spec(package) is None:  # what is imported at the end of a run must be there at its start

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fmicl
 from fmicl.kernels import exchange
+from fmicl.losses.statistics import BatchStatisticsLoss
 from process_groups import free_port, process_group, spawn
 
 F64 = torch.float64
@@ -34,7 +35,19 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     **{f"au, {mode}": functools.partial(fmicl.AlignUniformLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
     "au, sharp": functools.partial(fmicl.AlignUniformLoss, gamma=400.0),
     **{f"spectral, {mode}": functools.partial(fmicl.SpectralContrastiveLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    "dcl": functools.partial(fmicl.DCLLoss, 0.3),
+    "dhel": functools.partial(fmicl.DHELLoss, 0.3),
+    "icon": functools.partial(fmicl.IConLoss, "js", 0.3),
+    "renyi": functools.partial(fmicl.RenyiLoss, 2.0, 0.1),
+    "rpc": functools.partial(fmicl.RPCLoss, temperature=2.0),
+    "barlow_twins": lambda kernel="auto": fmicl.BarlowTwinsLoss(0.1),  # noqa: ARG005 (it has no kernels)
+    "vicreg": lambda kernel="auto": fmicl.VICRegLoss(),  # noqa: ARG005
 }
+
+
+def queues_of(loss: nn.Module, queue: Tensor) -> tuple[Tensor | None, ...]:
+    """Without explicit negatives, and with them if the loss takes any."""
+    return (None,) if isinstance(loss, BatchStatisticsLoss) else (None, queue)
 
 
 def data(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -70,7 +83,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                 if ring and kernel == "reference":
                     continue
                 for name, make in CASES.items():
-                    for explicit in (None, queue):
+                    for explicit in queues_of(make(), queue):
                         wrapped.zero_grad()
                         value, grad = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
                         dist.all_reduce(value)
@@ -94,8 +107,8 @@ def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
     x, y, queue = data(sizes)
     truth: dict[str, tuple[Tensor, Tensor]] = {}
     for name, make in CASES.items():
-        truth[name] = gradient(model(), make(), x, y, None)
-        truth[f"{name}, queue"] = gradient(model(), make(), x, y, queue)
+        for explicit in queues_of(make(), queue):
+            truth[name if explicit is None else f"{name}, queue"] = gradient(model(), make(), x, y, explicit)
     for rank in range(len(sizes)):
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         if sizes[rank] > 1:  # one sample has no negatives

@@ -315,6 +315,7 @@ class Settings:
             high_precision=self.task.high_precision,
             divergence_parameters=parameters,
             detached=self.method_options.detached(),
+            explicit_negatives=self.method_options.method.explicit_negatives,
         )
 
     def used(self) -> dict[str, Any]:

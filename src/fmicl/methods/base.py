@@ -71,6 +71,8 @@ class Method(nn.Module):
     """Whether the method takes more than two views of a sample."""
     contrast_views = False
     """Whether the negatives of a softmax loss are the other second views alone."""
+    explicit_negatives = False
+    """Whether the method passes negatives of its own to the objective, such as a queue."""
     has_predictor = False
     """Whether a head beside the projection has the width ``hidden``."""
 

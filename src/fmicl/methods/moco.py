@@ -40,6 +40,8 @@ class MoCo(MomentumMethod):
         (8, (32, 8))
     """
 
+    explicit_negatives = True
+
     queue: Tensor
     queue_position: Tensor
 

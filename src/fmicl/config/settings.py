@@ -304,8 +304,8 @@ class Settings:
         """The options of the chosen objective."""
         return cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
 
-    def objective_context(self, dim: int = 512) -> ObjectiveContext:
-        """What the objective is told about the run, with embeddings of this dimension."""
+    def objective_context(self, dim: int = 512, classes: int = 0) -> ObjectiveContext:
+        """What the objective is told about the run, with embeddings of this dimension and data of so many classes."""
         divergence = DIVERGENCES[self.divergence].value
         parameters = {option.name: self._values[option.name] for option in options_of(divergence)}
         return ObjectiveContext(
@@ -316,6 +316,7 @@ class Settings:
             divergence_parameters=parameters,
             detached=self.method_options.detached(),
             explicit_negatives=self.method_options.method.explicit_negatives,
+            classes=classes,
         )
 
     def used(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from fmicl.losses.align_uniform import AlignUniformLoss
 from fmicl.losses.barlow_twins import BarlowTwinsLoss
+from fmicl.losses.cross_entropy import CrossEntropyLoss
 from fmicl.losses.dcl import DCLLoss
 from fmicl.losses.dhel import DHELLoss
 from fmicl.losses.fmicl import FMICLLoss
@@ -19,6 +20,7 @@ __all__ = [
     "AlignUniformLoss",
     "BarlowTwinsLoss",
     "Cosine",
+    "CrossEntropyLoss",
     "DCLLoss",
     "DHELLoss",
     "FMICLLoss",

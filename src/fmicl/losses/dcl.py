@@ -9,8 +9,8 @@ from torch import nn
 
 from fmicl.losses.infonce import InfoNCELoss
 from fmicl.losses.pairing import ComputeOptions
-from fmicl.losses.targets import LabelNegatives
 from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
+from fmicl.losses.targets import LabelNegatives
 from fmicl.utils.validation import Negatives
 
 __all__ = ["DCLLoss", "DCLOptions"]

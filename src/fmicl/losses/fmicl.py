@@ -15,9 +15,9 @@ from fmicl.losses import functional
 from fmicl.losses.base import LabelledLoss
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
-from fmicl.losses.targets import LabelNegatives
 from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, ObjectiveContext, register_objective
 from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
+from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_positive, require_shift

@@ -465,8 +465,9 @@ def icon_loss(
         q(j | i) = \frac{e^{x_i \cdot y_j / \tau}}{e^{x_i \cdot y_i / \tau} + \sum_n e^{x_i \cdot n / \tau}}
 
     p(j | i) is 1 for the anchor's own positive, so D_f = q f(1 / q) + (1 - q) f(0) at q = q(i | i). With labels it is
-    the share of j among the positives of i. With KL it is `infonce_loss`, minus the entropy of p if there are labels. With another f it is neither that nor `fmicl_loss`, which bounds the divergence of the joint
-    distribution of both views from the product of its marginals: no identity ties the two.
+    the share of j among the positives of i. With KL it is `infonce_loss`, minus the entropy of p if there are labels.
+    With another f it is neither that nor `fmicl_loss`, which bounds the divergence of the joint distribution of both
+    views from the product of its marginals: no identity ties the two.
 
     Args:
         x: embeddings of the first view, (N, d).

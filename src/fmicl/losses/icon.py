@@ -12,8 +12,14 @@ from fmicl.divergences import divergence as make_divergence
 from fmicl.losses import functional
 from fmicl.losses.base import LabelledLoss
 from fmicl.losses.pairing import ComputeOptions
+from fmicl.losses.registry import (
+    DivergenceOptions,
+    LabelOptions,
+    ObjectiveContext,
+    TemperatureOptions,
+    register_objective,
+)
 from fmicl.losses.targets import LabelNegatives
-from fmicl.losses.registry import DivergenceOptions, LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
 from fmicl.utils.validation import Negatives, require_positive
 
 __all__ = ["IConLoss", "IConOptions"]

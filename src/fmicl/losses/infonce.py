@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fmicl.losses import functional
 from fmicl.losses.base import LabelledLoss
 from fmicl.losses.pairing import ComputeOptions
-from fmicl.losses.targets import LabelNegatives
 from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
+from fmicl.losses.targets import LabelNegatives
 from fmicl.utils.validation import Negatives, require_positive
 
 __all__ = ["InfoNCELoss", "InfoNCEOptions"]

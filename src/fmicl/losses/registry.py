@@ -52,6 +52,7 @@ class ObjectiveContext:
         detached: for each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient,
             such as the keys of a momentum encoder.
         explicit_negatives: whether the method passes negatives of its own, such as a queue, of unit length.
+        classes: number of classes of the data; 0 before it is loaded, and without labels.
     """
 
     dim: int = 512
@@ -61,6 +62,7 @@ class ObjectiveContext:
     divergence_parameters: Mapping[str, Any] = field(default_factory=dict)
     detached: Mapping[str, float] = field(default_factory=dict)
     explicit_negatives: bool = False
+    classes: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class ObjectiveOptions(ABC):
 
     takes_labels: ClassVar[bool] = False
     """Whether the loss takes `labels=`."""
+    needs_labels: ClassVar[bool] = False
+    """Whether it can't do without them."""
 
     negatives: Literal["auto", "anchor", "both", "cross"] = option(
         "auto",

@@ -70,7 +70,8 @@ def make_targets(labels: Tensor | None, targets: Tensor | None) -> Targets | Non
     if targets is not None:
         if given.dim() != 2:
             raise ValueError(f"targets must be (N, N), got shape {tuple(given.shape)}")
-        return Targets(given, "matrix")
+        sparse = given.layout != torch.strided
+        return Targets(given.to_sparse_coo().coalesce() if sparse else given, "matrix")
     if given.dim() == 2:
         return Targets(given, "multi_label")
     if given.dim() != 1 or given.is_floating_point() or given.dtype == torch.bool:
@@ -100,8 +101,7 @@ class Targets:
         if self.given.device != x.device:
             raise ValueError(f"{name} are on {self.given.device} but x is on {x.device}")
         if self.kind != "classes" and self.given.device.type == "cpu":  # elsewhere it would synchronise
-            values = self.given.coalesce().values() if self.given.layout == torch.sparse_coo else self.given
-            values = values.values() if values.layout != torch.strided else values
+            values = self.given.values() if self.given.is_sparse else self.given
             if values.numel() and bool(values.min() < 0):
                 raise ValueError(f"{name} must not be negative, but the smallest is {values.min()}")
 
@@ -120,8 +120,7 @@ class Targets:
     def of_all_processes(self, dtype: torch.dtype, world: World) -> PairWeights:
         """The weights of this process's rows with the samples of all processes."""
         if self.kind == "matrix":
-            given = self.given.to(dtype)
-            return PairWeights(given.coalesce() if given.layout == torch.sparse_coo else given, None, world)
+            return PairWeights(self.given.to(dtype), None, world)
         given = self.given if self.kind == "classes" else self.given.to(dtype)
         return PairWeights(given, gather_rows(given, world), world)
 
@@ -139,7 +138,7 @@ class PairWeights:
         own = (self.world.first + samples)[:, None] == torch.arange(self.world.total, device=samples.device)
         if self.columns is None:
             weights = self.rows.index_select(0, samples)
-            return weights if weights.layout == torch.strided else weights.to_dense(), own
+            return weights.to_dense() if weights.is_sparse else weights, own
         chosen = self.rows[samples]
         if self.columns.dim() == 1:
             same = (chosen[:, None] == self.columns) & (chosen[:, None] >= 0)

@@ -63,6 +63,7 @@ class Method(nn.Module):
 
     Attributes:
         rotation: a second term of the loss, of the first views alone; None by default.
+        labels: classes of the current batch, (N,), which :meth:`compare` passes to the objective; None without labels.
     """
 
     last_norm = False
@@ -92,6 +93,7 @@ class Method(nn.Module):
         self.projection = projection
         self.objective = objective
         self.rotation: Rotation | None = None
+        self.labels: Tensor | None = None
 
     @abstractmethod
     def compare_views(self, first: Tensor, second: Tensor) -> Comparison:
@@ -100,8 +102,13 @@ class Method(nn.Module):
         A method that takes K views of a sample gets the others as `second`, ((K - 1) N, ...), one view after another.
         """
 
-    def loss(self, first: Tensor, second: Tensor) -> Comparison:
+    def loss(self, first: Tensor, second: Tensor, labels: Tensor | None = None) -> Comparison:
         """The whole loss of a batch: that of :meth:`compare_views`, and rotation prediction where it is set.
+
+        Args:
+            first: first views, (N, ...).
+            second: the others.
+            labels: classes of the samples, (N,), for an objective that takes them.
 
         Raises:
             ValueError: the views don't belong together, or there are more than the method compares.
@@ -112,6 +119,7 @@ class Method(nn.Module):
                 f"{type(self).__name__} compares {'two or more' if self.many_views else 'two'} views of each sample, "
                 f"but got {n} first views and {others} others"
             )
+        self.labels = labels
         comparison = self.compare_views(first, second)
         if self.rotation is None:
             return comparison
@@ -132,6 +140,8 @@ class Method(nn.Module):
     def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Comparison:
         """The objective's loss of x against y, with its two terms if it has them."""
         explicit = {} if negatives is None else {"negatives": negatives}
+        if self.labels is not None:
+            explicit["labels"] = self.labels.repeat(len(x) // len(self.labels))  # x may hold several views of a sample
         terms = getattr(self.objective, "terms", None)
         if terms is None:
             return Comparison(self.objective(x, y, **explicit), x.detach(), y.detach())

@@ -100,7 +100,7 @@ class TrainingModule(LightningModule):
         first, second = batch.first, batch.second
         if self.channels_last:
             first, second = (x.contiguous(memory_format=torch.channels_last) for x in (first, second))
-        tensors = self._loss(first, second)
+        tensors = self._loss(first, second, *([] if batch.labels is None else [batch.labels]))
         values = dict(zip(self._names, tensors, strict=True))
         self._second = values["second"]
         self.batches += 1
@@ -119,23 +119,23 @@ class TrainingModule(LightningModule):
         assert self._second is not None
         self.method.after_backward(self._second)
 
-    def _loss(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+    def _loss(self, *batch: Tensor) -> tuple[Tensor, ...]:
         """The parts of the comparison that there are: from the captured graph if there is one."""
         if not (self.capture and self.training):
-            return self._eager_loss(first, second)
+            return self._eager_loss(*batch)
         if self._captured is None:
             try:
                 parts: list[nn.Module] = [*self.method.networks(), self.method.objective]  # it may have parameters
-                self._captured = capture_graph(self._eager_loss, parts, first, second)
+                self._captured = capture_graph(self._eager_loss, parts, *batch)
             except RuntimeError as error:  # a network that reads values on the host can't be captured
                 self.capture = False
                 reason = str(error).strip().splitlines()[0]
                 warnings.warn(f"the step can't be captured as a CUDA graph, so it is slower: {reason}", stacklevel=2)
-                return self._eager_loss(first, second)
-        return self._captured(first, second)
+                return self._eager_loss(*batch)
+        return self._captured(*batch)
 
-    def _eager_loss(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        found = {name: x for name, x in self.method.loss(first, second)._asdict().items() if x is not None}
+    def _eager_loss(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        found = {name: x for name, x in self.method.loss(*batch)._asdict().items() if x is not None}
         self._names = tuple(found)
         return tuple(found.values())
 

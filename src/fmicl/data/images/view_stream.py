@@ -43,6 +43,7 @@ class ViewStream(Stream):
         rank: number of this process.
         world_size: number of processes.
         workers: processes that decode files; 0 decodes in this one. Arrays need none.
+        labels: (N,) of all samples, which batches then carry; None without labels.
         multiplicity: views of each sample in a batch; more than two have the same options.
         compile: compile the augmentations, which pays on a GPU: small images by one kernel
             (`fmicl.data.augmentations.fused`), others by torch.compile.
@@ -72,6 +73,7 @@ class ViewStream(Stream):
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
+        labels: Tensor | None = None,
         multiplicity: int = 2,
         compile: bool = False,
         report: Callable[[Sequence[Skipped]], None] | None = None,
@@ -84,6 +86,9 @@ class ViewStream(Stream):
         if multiplicity > 2 and views[0] != views[1]:
             raise ValueError(f"multiplicity {multiplicity} needs the same options for all views, but these differ")
         self.samples = samples.to(self.device)
+        if labels is not None and labels.shape != (len(samples),):
+            raise ValueError(f"{len(samples)} samples have as many labels, but there are {tuple(labels.shape)}")
+        self.labels = None if labels is None else labels.to(self.device)
         self.views, self.workers, self.multiplicity = views, workers, multiplicity
         self.undecodable: set[int] = set()
         self._report = report or _warn
@@ -113,11 +118,11 @@ class ViewStream(Stream):
             if same_options:  # all views at once: fewer kernels
                 uniforms = first.uniforms(self.multiplicity * self.batch_size, generator, self.device)
                 made = self._views(first, images, index.repeat(self.multiplicity), uniforms)
-                yield Batch(made[: self.batch_size], made[self.batch_size :], index)
+                yield self._batch_of([made[: self.batch_size], made[self.batch_size :]], index)
             else:
                 drawn = [first.uniforms(self.batch_size, generator, self.device) for _ in self._makers]
                 parts = [self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True)]
-                yield _batch_of(parts, index)
+                yield self._batch_of(parts, index)
 
     def _file_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, FileSamples)
@@ -135,12 +140,12 @@ class ViewStream(Stream):
             for maker, crop in zip(self._makers, crops, strict=True):
                 uniforms = maker.uniforms(self.batch_size, generator, self.device)
                 made.append(self._colours(maker, crop.to(self.device, non_blocking=True), uniforms))
-            yield _batch_of(made, index.to(self.device, non_blocking=True))
+            yield self._batch_of(made, index.to(self.device, non_blocking=True))
 
-
-def _batch_of(views: list[Tensor], index: Tensor) -> Batch:
-    first, *others = views
-    return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index)
+    def _batch_of(self, views: list[Tensor], index: Tensor) -> Batch:
+        first, *others = views
+        labels = None if self.labels is None else self.labels[index]
+        return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index, labels)
 
 
 def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:

@@ -4,7 +4,10 @@ x and y are (N, d): row i of each is the embedding of one view of sample i. All 
 
 - normalise the embeddings to unit length, unless `normalised=True`;
 - compute in float32 or wider, whatever autocast says: the exponentials need it, and the cost is in the matrix product;
+- take alpha, gamma, mu, temperature and weight as numbers, or as tensors without dimensions that may have a gradient;
 - return a scalar to be minimised.
+
+A zero row has no direction. It stays zero, and counts as orthogonal to every row, as a positive and as a negative.
 
 The negatives of every objective are one of
 
@@ -31,8 +34,9 @@ from fmicl.kernels.transforms import in_transforms
 from fmicl.losses.pairing import ComputeOptions, Pairs
 from fmicl.losses.shift import optimally_shifted
 from fmicl.losses.similarities import Similarity, make_similarity
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.numerics import autocast_enabled
-from fmicl.utils.validation import Negatives, require_positive, require_power, require_shift
+from fmicl.utils.validation import Negatives, require_power, require_shift
 
 __all__ = [
     "Terms",
@@ -92,9 +96,9 @@ def fmicl_loss(
     y: Tensor,
     divergence: str | Divergence = "kl",
     *,
-    alpha: float = 40.0,
-    gamma: float = 1.0,
-    mu: float | Literal["normalised"] = 1.0,
+    alpha: Scalar = 40.0,
+    gamma: Scalar = 1.0,
+    mu: Scalar | Literal["normalised"] = 1.0,
     similarity: str | Similarity = "gaussian",
     negatives: Negatives | Tensor = "anchor",
     shift: Literal["optimal"] | None = None,
@@ -155,9 +159,9 @@ def fmicl_terms(
     y: Tensor,
     divergence: str | Divergence = "kl",
     *,
-    alpha: float = 40.0,
-    gamma: float = 1.0,
-    mu: float | Literal["normalised"] = 1.0,
+    alpha: Scalar = 40.0,
+    gamma: Scalar = 1.0,
+    mu: Scalar | Literal["normalised"] = 1.0,
     similarity: str | Similarity = "gaussian",
     negatives: Negatives | Tensor = "anchor",
     shift: Literal["optimal"] | None = None,
@@ -172,14 +176,14 @@ def fmicl_terms(
         True
     """
     divergence = make_divergence(divergence)
-    require_positive("alpha", alpha)
+    require_positive_scalar("alpha", alpha)
     require_shift(shift)
     similarity = make_similarity(similarity, gamma, mu)
     pairs = Pairs.prepare(x, y, negatives, **options)
     return fmicl_terms_of_pairs(pairs, similarity.critic(divergence, x.shape[1]), alpha, shift)
 
 
-def fmicl_terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["optimal"] | None) -> Terms:
+def fmicl_terms_of_pairs(pairs: Pairs, critic: Critic, alpha: Scalar, shift: Literal["optimal"] | None) -> Terms:
     """The two terms of f-MICL for a prepared batch, with any negatives."""
     alignment = -pairs.mean_of_rows(critic.score(critic.at_distance(pairs.squared_distances())))
     return Terms(alignment, alpha * pairs.mean(critic) if shift is None else optimally_shifted(pairs, critic, alpha))
@@ -190,7 +194,7 @@ def infonce_loss(
     x: Tensor,
     y: Tensor,
     *,
-    temperature: float = 0.5,
+    temperature: Scalar = 0.5,
     negatives: Negatives | Tensor = "both",
     decoupled: bool = False,
     **options: Unpack[ComputeOptions],
@@ -219,7 +223,7 @@ def infonce_loss(
         >>> torch.isclose(loss, torch.tensor(1 + 6 / torch.e).log())
         tensor(True)
     """
-    require_positive("temperature", temperature)
+    require_positive_scalar("temperature", temperature)
     pairs = Pairs.prepare(x, y, negatives, **options)
     scale = 1 / temperature
     positive = scale - scale / 2 * pairs.squared_distances()
@@ -234,9 +238,9 @@ def align_uniform_loss(
     x: Tensor,
     y: Tensor,
     *,
-    gamma: float = 2.0,
+    gamma: Scalar = 2.0,
     power: float = 2.0,
-    weight: float = 1.0,
+    weight: Scalar = 1.0,
     negatives: Negatives | Tensor = "anchor",
     **options: Unpack[ComputeOptions],
 ) -> Tensor:
@@ -263,8 +267,8 @@ def align_uniform_loss(
         >>> align_uniform_loss(x, x, gamma=2.0)      # aligned; the two samples are at distance sqrt(2)
         tensor(-4.)
     """
-    require_positive("gamma", gamma)
-    require_positive("weight", weight)
+    require_positive_scalar("gamma", gamma)
+    require_positive_scalar("weight", weight)
     require_power(power)
     pairs = Pairs.prepare(x, y, negatives, **options)
     if power == 2:
@@ -279,7 +283,7 @@ def spectral_contrastive_loss(
     x: Tensor,
     y: Tensor,
     *,
-    mu: float = 1.0,
+    mu: Scalar = 1.0,
     negatives: Negatives | Tensor = "cross",
     **options: Unpack[ComputeOptions],
 ) -> Tensor:
@@ -303,7 +307,7 @@ def spectral_contrastive_loss(
         >>> spectral_contrastive_loss(x, x)
         tensor(-2.)
     """
-    require_positive("mu", mu)
+    require_positive_scalar("mu", mu)
     pairs = Pairs.prepare(x, y, negatives, **options)
     alignment = -2 * mu * pairs.mean_of_rows((pairs.x.to(pairs.dtype) * pairs.y.to(pairs.dtype)).sum(dim=-1))
     return alignment + pairs.mean(Square(mu))

@@ -11,8 +11,9 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.utils.validation import Negatives
 
 __all__ = ["InfoNCELoss", "InfoNCEOptions"]
 
@@ -39,14 +40,14 @@ class InfoNCELoss(ContrastiveLoss):
 
     def __init__(
         self,
-        temperature: float = 0.5,
+        temperature: Scalar = 0.5,
         negatives: Negatives = "both",
         *,
         decoupled: bool = False,
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, **options)
-        require_positive("temperature", temperature)
+        require_positive_scalar("temperature", temperature)
         self.temperature = temperature
         self.decoupled = decoupled
 
@@ -58,7 +59,7 @@ class InfoNCELoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"temperature={self.temperature:g}, negatives={self.negatives}, decoupled={self.decoupled}"
+        return f"temperature={format_scalar(self.temperature)}, negatives={self.negatives}, decoupled={self.decoupled}"
 
 
 @register_objective("infonce", summary="InfoNCE / NT-Xent, the loss of SimCLR and MoCo.")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fmicl.losses import InfoNCELoss as InfoNCELoss
     from fmicl.losses import RenyiLoss as RenyiLoss
     from fmicl.losses import RPCLoss as RPCLoss
+    from fmicl.losses import SigLIPLoss as SigLIPLoss
     from fmicl.losses import Similarity as Similarity
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
     from fmicl.losses import VICRegLoss as VICRegLoss
@@ -71,6 +72,7 @@ _HOMES = {
     "RenyiLoss": "losses",
     "RPCLoss": "losses",
     "VICRegLoss": "losses",
+    "SigLIPLoss": "losses",
     "Similarity": "losses",
     "SpectralContrastiveLoss": "losses",
     "divergence": "divergences",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,30 @@ F64 = torch.float64
 D_IN, D = 5, 4
 
 MODES = ("anchor", "both", "cross")
+
+
+def scalar(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value, dtype=F64))
+
+
+def learned_scalars(**options: Any) -> nn.Module:
+    return fmicl.FMICLLoss("js", alpha=scalar(3.0), gamma=scalar(1.4), mu=scalar(0.8), **options)
+
+
+def learned_f(**options: Any) -> nn.Module:
+    order = scalar(1.5)
+    mine = fmicl.Divergence.from_generator(lambda u: (u**order - 1) / (order - 1))
+    return fmicl.FMICLLoss(mine, gamma=scalar(1.4), **options)
+
+
+def learned_infonce(**options: Any) -> nn.Module:
+    return fmicl.InfoNCELoss(scalar(0.3), **options)
+
+
+def learned_au(**options: Any) -> nn.Module:
+    return fmicl.AlignUniformLoss(gamma=scalar(2.0), weight=scalar(0.7), **options)
+
+
 CASES: dict[str, Callable[..., nn.Module]] = {
     **{f"{name}, anchor": functools.partial(fmicl.FMICLLoss, name) for name in fmicl.list_divergences()},
     **{f"js, {mode}": functools.partial(fmicl.FMICLLoss, "js", negatives=mode) for mode in MODES},  # type: ignore[arg-type]
@@ -34,12 +59,20 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     **{f"infonce, {mode}": functools.partial(fmicl.InfoNCELoss, 0.3, mode) for mode in MODES},  # type: ignore[arg-type]
     **{f"au, {mode}": functools.partial(fmicl.AlignUniformLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
     "au, sharp": functools.partial(fmicl.AlignUniformLoss, gamma=400.0),
+    "learned scalars": learned_scalars,
+    "learned scalars, both": functools.partial(learned_scalars, negatives="both"),
+    "learned scalars, shift": functools.partial(learned_scalars, shift="optimal"),
+    "learned f": learned_f,
+    "learned infonce": learned_infonce,
+    "learned infonce, cross": functools.partial(learned_infonce, negatives="cross"),
+    "learned au": learned_au,
     **{f"spectral, {mode}": functools.partial(fmicl.SpectralContrastiveLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
     "dcl": functools.partial(fmicl.DCLLoss, 0.3),
     "dhel": functools.partial(fmicl.DHELLoss, 0.3),
     "icon": functools.partial(fmicl.IConLoss, "js", 0.3),
     "renyi": functools.partial(fmicl.RenyiLoss, 2.0, 0.1),
     "rpc": functools.partial(fmicl.RPCLoss, temperature=2.0),
+    "siglip": functools.partial(fmicl.SigLIPLoss, 3.0, -2.0),
     "barlow_twins": lambda kernel="auto": fmicl.BarlowTwinsLoss(0.1),  # noqa: ARG005 (it has no kernels)
     "vicreg": lambda kernel="auto": fmicl.VICRegLoss(),  # noqa: ARG005
 }
@@ -97,17 +130,17 @@ def model() -> nn.Module:
     return nn.Linear(D_IN, D, dtype=F64)
 
 
-def gradient(module: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, queue: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The loss, and the gradient of the encoder's weight after backward."""
+def gradient(module: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, queue: Tensor | None) -> tuple[Tensor, ...]:
+    """The loss, and the gradients of the encoder's weight and of the loss's own parameters after backward."""
     embedded = module(torch.cat([x, y]))
     value = loss(embedded[: len(x)], embedded[len(x) :], negatives=queue)
     value.backward()
     weight = next(module.parameters())
     assert weight.grad is not None
-    return value.detach(), weight.grad
+    return value.detach(), weight.grad, *(each.grad for each in loss.parameters() if each.grad is not None)
 
 
-def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, Tensor]]) -> None:
+def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tuple[Tensor, ...]]) -> None:
     """In each process: every case, with each kernel, by gathering and by ring exchange of the columns."""
     with process_group(rank, len(sizes), port):
         x, y, queue = data(sizes)
@@ -121,10 +154,14 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                 for name, make in CASES.items():
                     for explicit in queues_of(make(), queue):
                         wrapped.zero_grad()
-                        value, grad = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
+                        value, grad, *own = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
                         dist.all_reduce(value)
                         key = f"{name}, queue" if explicit is not None else name
-                        true_value, true_grad = truth[key]
+                        true_value, true_grad, *true_own = truth[key]
+                        assert len(own) == len(true_own) == sum(1 for _ in make().parameters())
+                        for each, true in zip(own, true_own, strict=True):
+                            dist.all_reduce(each)  # as DistributedDataParallel averages the gradients of its module
+                            torch.testing.assert_close(each / len(sizes), true, rtol=1e-6, atol=1e-9, msg=key)
                         torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=key)
                         torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
         exchange.RING_ABOVE = 2**28
@@ -141,7 +178,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
             with pytest.raises(ValueError, match="two samples"):
                 alone(x[mine], y[mine])
         else:
-            value, _ = gradient(model(), alone, x[mine], y[mine], None)
+            value, *_ = gradient(model(), alone, x[mine], y[mine], None)
             torch.testing.assert_close(value, truth[f"alone {rank}"][0])
 
 
@@ -149,7 +186,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
 def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
     """On two and four processes, with uneven batches: equal to 1e-5 for every loss, source of negatives and kernel."""
     x, y, queue = data(sizes)
-    truth: dict[str, tuple[Tensor, Tensor]] = {}
+    truth: dict[str, tuple[Tensor, ...]] = {}
     for name, make in CASES.items():
         for explicit in queues_of(make(), queue):
             truth[name if explicit is None else f"{name}, queue"] = gradient(model(), make(), x, y, explicit)

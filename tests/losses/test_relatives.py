@@ -277,6 +277,48 @@ class TestRPC:
         torch.testing.assert_close(vlc.penalty(r) / 2, s + s**2 / 2)
 
 
+class TestSigLIP:
+    @pytest.mark.parametrize("explicit", [False, True])
+    def test_equals_plain_loops(self, explicit: bool) -> None:
+        x, y = batch()
+        ux, uy, bank = unit(x), unit(y), unit(queue())
+        total = torch.zeros((), dtype=F64)
+        for i in range(len(x)):
+            total = total - torch.sigmoid(3.0 * ux[i] @ uy[i] - 2.0).log()
+            for other in bank if explicit else [uy[j] for j in range(len(x)) if j != i]:
+                total = total - torch.sigmoid(-(3.0 * ux[i] @ other - 2.0)).log()
+        loss = fmicl.SigLIPLoss(3.0, -2.0).double()
+        value = loss(x, y, negatives=queue() if explicit else None)
+        torch.testing.assert_close(value, total / len(x), rtol=1e-6, atol=1e-6)
+
+    @given(seed=st.integers(0, 1000), t=st.floats(0.5, 20.0), b=st.floats(-20.0, 2.0))
+    @settings(max_examples=10, deadline=None)
+    def test_is_js(self, seed: int, t: float, b: float) -> None:
+        """alpha = N - 1, gamma = t / 2, mu = e^(b + t), cross negatives, and N log 2 in value; the same gradient."""
+        x, y = (v.requires_grad_() for v in batch(seed=seed))
+        n = len(x)
+        js = fmicl.FMICLLoss("js", alpha=n - 1, gamma=t / 2, mu=math.exp(b + t), negatives="cross")(x, y)
+        siglip = functional.siglip_loss(x, y, scale=t, bias=b)
+        torch.testing.assert_close(siglip, js + n * math.log(2))
+        torch.testing.assert_close(torch.autograd.grad(siglip, (x, y)), torch.autograd.grad(js, (x, y)))
+
+    @pytest.mark.parametrize("kernel", ["tiled", "reference"])
+    def test_scale_and_bias_are_learned_from_the_published_start(self, kernel: Any) -> None:
+        loss = fmicl.SigLIPLoss(kernel=kernel)
+        assert float(loss.log_scale.exp()) == pytest.approx(10.0)
+        assert float(loss.bias) == -10.0
+        x, y = batch(5, 3)
+
+        def value(log_scale: Tensor, bias: Tensor) -> Tensor:
+            return functional.siglip_loss(x, y, scale=log_scale.exp(), bias=bias, kernel=kernel)
+
+        start = (torch.tensor(1.2, dtype=F64, requires_grad=True), torch.tensor(-2.0, dtype=F64, requires_grad=True))
+        assert torch.autograd.gradcheck(value, start)
+        loss(x.float(), y.float()).backward()
+        assert loss.log_scale.grad is not None
+        assert loss.bias.grad is not None
+
+
 LOSSES: dict[str, nn.Module] = {
     "barlow_twins": fmicl.BarlowTwinsLoss(0.1),
     "vicreg": fmicl.VICRegLoss(),
@@ -285,6 +327,7 @@ LOSSES: dict[str, nn.Module] = {
     "icon, js": fmicl.IConLoss("js", 0.3),
     "renyi": fmicl.RenyiLoss(2.0, 0.1),
     "rpc": fmicl.RPCLoss(temperature=2.0),
+    "siglip": fmicl.SigLIPLoss(3.0, -2.0),
 }
 
 
@@ -327,6 +370,8 @@ def test_losses_without_negatives_refuse_them(loss: nn.Module) -> None:
         (lambda: fmicl.RenyiLoss(skew=1.0), "skew=1"),
         (lambda: fmicl.RPCLoss(beta=-1.0), "beta=-1"),
         (lambda: fmicl.RPCLoss(gamma=0.0), "gamma=0"),
+        (lambda: fmicl.SigLIPLoss(0.0), "scale=0"),
+        (lambda: fmicl.SigLIPLoss(bias=math.inf), "bias=inf"),
         (lambda: fmicl.RPCLoss(similarity="gaussian"), "'gaussian'"),  # type: ignore[arg-type]
     ],
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels.backend import PairFunction
+from fmicl.utils.learnable import Scalar
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = ["exact_products", "pair_sum", "row_logsumexp"]
@@ -24,11 +25,11 @@ def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None 
         return function.penalty(z).sum()
     skipped = _skipped(x, other, skip)
     # Mask before the penalty too: that of a sample with itself may overflow, and its gradient be NaN.
-    values = function.penalty(z.masked_fill(skipped, function.offset))
+    values = function.penalty(torch.where(skipped, function.offset, z))
     return values.masked_fill(skipped, 0.0).sum()
 
 
-def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None, paired: bool = False) -> Tensor:
+def row_logsumexp(x: Tensor, other: Tensor, scale: Scalar, skip: int | None = None, paired: bool = False) -> Tensor:
     """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip (see `fmicl.kernels.backend`)."""
     logits = scale * exact_products(x, other)
     if skip is not None:

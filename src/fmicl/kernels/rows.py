@@ -46,7 +46,7 @@ def row_map(
         x: rows, (N, d).
         columns: (M, d).
         function: of each row alone; it is evaluated again in the backward pass.
-        parameters: tensors with a gradient that the function captures.
+        parameters: leaf tensors with a gradient that the function depends on.
         dense: one N x M matrix and plain autograd, differentiable any number of times.
 
     Example:
@@ -87,8 +87,8 @@ class _RowMap(torch.autograd.Function):
                 with torch.enable_grad():
                     value = ctx.function(products, rows)
                 slope, *others = torch.autograd.grad(
-                    value, (products, *ctx.parameters), grad[rows], materialize_grads=True
-                )
+                    value, (products, *ctx.parameters), grad[rows], retain_graph=True, materialize_grads=True
+                )  # what the function captures may have a graph of its own, which the next chunk needs too
                 grad_x[rows] = slope @ columns
                 grad_columns.addmm_(slope.T, x[rows])
                 for total, share in zip(grad_parameters, others, strict=True):

@@ -11,6 +11,7 @@ from fmicl.losses.infonce import InfoNCELoss
 from fmicl.losses.registry import OBJECTIVES, ObjectiveContext, ObjectiveOptions, register_objective
 from fmicl.losses.renyi import RenyiLoss
 from fmicl.losses.rpc import RPCLoss
+from fmicl.losses.siglip import SigLIPLoss
 from fmicl.losses.similarities import Cosine, Gaussian, Similarity
 from fmicl.losses.spectral import SpectralContrastiveLoss
 from fmicl.losses.vicreg import VICRegLoss
@@ -31,6 +32,7 @@ __all__ = [
     "ObjectiveOptions",
     "RPCLoss",
     "RenyiLoss",
+    "SigLIPLoss",
     "Similarity",
     "SpectralContrastiveLoss",
     "VICRegLoss",

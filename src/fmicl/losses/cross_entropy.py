@@ -39,9 +39,7 @@ class CrossEntropyLoss(BatchStatisticsLoss):
         super().__init__(gather)
         self.classifier = nn.Linear(dim, classes)
 
-    def forward(
-        self, x: Tensor, y: Tensor, negatives: Tensor | None = None, labels: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None, labels: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d) with labels (N,); negative labels don't count.
 
         Raises:

@@ -11,6 +11,7 @@ from fmicl.losses.infonce import InfoNCELoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
 from fmicl.losses.targets import LabelNegatives
+from fmicl.utils.learnable import Scalar, format_scalar
 from fmicl.utils.validation import Negatives
 
 __all__ = ["DCLLoss", "DCLOptions"]
@@ -37,7 +38,7 @@ class DCLLoss(InfoNCELoss):
 
     def __init__(
         self,
-        temperature: float = 0.1,
+        temperature: Scalar = 0.1,
         negatives: Negatives = "both",
         *,
         label_negatives: LabelNegatives = "all",
@@ -47,7 +48,7 @@ class DCLLoss(InfoNCELoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"temperature={self.temperature:g}, negatives={self.negatives}"
+        return f"temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
 
 
 @register_objective("dcl", summary="Decoupled contrastive learning: InfoNCE without its positive (Yeh et al., 2022).")

@@ -11,8 +11,9 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, TemperatureOptions, register_objective
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.utils.validation import Negatives
 
 __all__ = ["DHELLoss", "DHELOptions"]
 
@@ -34,9 +35,9 @@ class DHELLoss(ContrastiveLoss):
         torch.Size([])
     """
 
-    def __init__(self, temperature: float = 0.3, both_views: bool = True, **options: Unpack[ComputeOptions]) -> None:
+    def __init__(self, temperature: Scalar = 0.3, both_views: bool = True, **options: Unpack[ComputeOptions]) -> None:
         super().__init__("anchor", **options)
-        require_positive("temperature", temperature)
+        require_positive_scalar("temperature", temperature)
         self.temperature = temperature
         self.both_views = both_views
 
@@ -48,7 +49,7 @@ class DHELLoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"temperature={self.temperature:g}, both_views={self.both_views}"
+        return f"temperature={format_scalar(self.temperature)}, both_views={self.both_views}"
 
 
 @register_objective(

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from fmicl.divergences import Divergence
@@ -19,8 +20,9 @@ from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, Ob
 from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
+from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_positive, require_shift
+from fmicl.utils.validation import Negatives, require_shift
 
 __all__ = ["LARGEST_PUSH", "FMICLLoss", "FMICLOptions"]
 
@@ -49,6 +51,9 @@ class FMICLLoss(LabelledLoss):
             and mu are constants of the loss and don't change its gradient.
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
+            alpha, gamma and mu may be tensors: an `nn.Parameter` is a parameter of this module, and is trained with the
+            encoder. So are the parameters that the divergence depends on (`learned`), such as Tsallis's order or those
+            that a function of yours captures; a copy of this module shares the latter.
         similarity: "gaussian", "cosine", or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; pass explicit ones to the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
@@ -67,14 +72,18 @@ class FMICLLoss(LabelledLoss):
         torch.Size([])
         >>> loss(x, y, labels=torch.tensor([0, 0, 1, 1, 2, 2, -1, -1])).shape      # the last two are unknown
         torch.Size([])
+        >>> learned = fmicl.FMICLLoss("js", gamma=torch.nn.Parameter(torch.tensor(2.0)))
+        >>> learned(x, y).backward()
+        >>> learned.gamma.grad is not None, list(learned.state_dict())
+        (True, ['gamma'])
     """
 
     def __init__(
         self,
         divergence: str | Divergence,
-        alpha: float = 40.0,
-        gamma: float = 1.0,
-        mu: float | Literal["normalised"] = 1.0,
+        alpha: Scalar = 40.0,
+        gamma: Scalar = 1.0,
+        mu: Scalar | Literal["normalised"] = 1.0,
         similarity: str | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
@@ -82,7 +91,7 @@ class FMICLLoss(LabelledLoss):
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
-        require_positive("alpha", alpha)
+        require_positive_scalar("alpha", alpha)
         require_shift(shift)
         make_similarity(similarity, gamma, mu)  # checks all three
         self.divergence = make_divergence(divergence)
@@ -92,6 +101,7 @@ class FMICLLoss(LabelledLoss):
         self.mu = mu
         self.similarity = similarity
         self.shift = shift
+        self.learned = nn.ParameterList(_parameters(self.divergence, similarity))
 
     def forward(
         self,
@@ -131,9 +141,18 @@ class FMICLLoss(LabelledLoss):
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
         return (
-            f"{self.divergence}, alpha={self.alpha:g}, gamma={self.gamma:g}, mu={self.mu}, "
-            f"similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
+            f"{self.divergence}, alpha={format_scalar(self.alpha)}, gamma={format_scalar(self.gamma)}, "
+            f"mu={format_scalar(self.mu)}, similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
         )
+
+
+def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn.Parameter]:
+    """The parameters that a divergence depends on, and those of a similarity."""
+    own = [] if isinstance(similarity, str) else list(vars(similarity).values())
+    fields = [value for value in vars(divergence).values() if isinstance(value, Tensor)]
+    probe = torch.zeros(1, device=fields[0].device if fields else None)
+    found = leaf_tensors(lambda r: divergence.score(r) + divergence.penalty(r), probe)
+    return [value for value in (*own, *found) if isinstance(value, nn.Parameter)]
 
 
 @register_objective("fmicl", summary="f-MICL: a lower bound of any f-mutual information between the views.")
@@ -162,7 +181,7 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
 
         Example:
             >>> FMICLOptions(divergence="tsallis").build(ObjectiveContext(divergence_parameters={"order": 2.0}))
-            FMICLLoss(Tsallis(order=2.0), alpha=40, gamma=1, mu=1.0, similarity=gaussian, negatives=anchor, shift=None)
+            FMICLLoss(Tsallis(order=2.0), alpha=40, gamma=1, mu=1, similarity=gaussian, negatives=anchor, shift=None)
         """
         return FMICLLoss(
             self.information_divergence(context),

@@ -4,7 +4,10 @@ x and y are (N, d): row i of each is the embedding of one view of sample i. All 
 
 - normalise the embeddings to unit length, unless `normalised=True` (Barlow Twins, VICReg and RPC leave them as is);
 - compute in float32 or wider, whatever autocast says: the exponentials need it, and the cost is in the matrix product;
+- take alpha, gamma, mu, temperature and weight as numbers, or as tensors without dimensions that may have a gradient;
 - return a scalar to be minimised.
+
+A zero row has no direction. It stays zero, and counts as orthogonal to every row, as a positive and as a negative.
 
 The negatives of a contrastive objective are one of
 
@@ -25,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import JS, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
@@ -35,6 +38,7 @@ from fmicl.losses.shift import optimally_shifted
 from fmicl.losses.similarities import Similarity, make_similarity
 from fmicl.losses.statistics import batch_covariance, centre, off_diagonal_squares, prepare_views, standardise
 from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, make_targets, masked_logsumexp
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.numerics import autocast_enabled
 from fmicl.utils.validation import (
     Negatives,
@@ -58,6 +62,7 @@ __all__ = [
     "infonce_loss",
     "renyi_loss",
     "rpc_loss",
+    "siglip_loss",
     "spectral_contrastive_loss",
     "vicreg_loss",
 ]
@@ -110,9 +115,9 @@ def fmicl_loss(
     y: Tensor,
     divergence: str | Divergence = "kl",
     *,
-    alpha: float = 40.0,
-    gamma: float = 1.0,
-    mu: float | Literal["normalised"] = 1.0,
+    alpha: Scalar = 40.0,
+    gamma: Scalar = 1.0,
+    mu: Scalar | Literal["normalised"] = 1.0,
     similarity: str | Similarity = "gaussian",
     negatives: Negatives | Tensor = "anchor",
     shift: Literal["optimal"] | None = None,
@@ -184,9 +189,9 @@ def fmicl_terms(
     y: Tensor,
     divergence: str | Divergence = "kl",
     *,
-    alpha: float = 40.0,
-    gamma: float = 1.0,
-    mu: float | Literal["normalised"] = 1.0,
+    alpha: Scalar = 40.0,
+    gamma: Scalar = 1.0,
+    mu: Scalar | Literal["normalised"] = 1.0,
     similarity: str | Similarity = "gaussian",
     negatives: Negatives | Tensor = "anchor",
     shift: Literal["optimal"] | None = None,
@@ -204,7 +209,7 @@ def fmicl_terms(
         True
     """
     divergence = make_divergence(divergence)
-    require_positive("alpha", alpha)
+    require_positive_scalar("alpha", alpha)
     require_shift(shift)
     similarity = make_similarity(similarity, gamma, mu)
     pairs = Pairs.prepare(
@@ -213,7 +218,7 @@ def fmicl_terms(
     return fmicl_terms_of_pairs(pairs, similarity.critic(divergence, x.shape[1]), alpha, shift)
 
 
-def fmicl_terms_of_pairs(pairs: Pairs, critic: Critic, alpha: float, shift: Literal["optimal"] | None) -> Terms:
+def fmicl_terms_of_pairs(pairs: Pairs, critic: Critic, alpha: Scalar, shift: Literal["optimal"] | None) -> Terms:
     """The two terms of f-MICL for a prepared batch, with any negatives."""
     alignment = -pairs.mean_of_rows(pairs.scores(critic))
     return Terms(alignment, alpha * pairs.mean(critic) if shift is None else optimally_shifted(pairs, critic, alpha))
@@ -224,7 +229,7 @@ def infonce_loss(
     x: Tensor,
     y: Tensor,
     *,
-    temperature: float = 0.5,
+    temperature: Scalar = 0.5,
     negatives: Negatives | Tensor = "both",
     decoupled: bool = False,
     labels: Tensor | None = None,
@@ -261,7 +266,7 @@ def infonce_loss(
         >>> torch.isclose(loss, torch.tensor(1 + 6 / torch.e).log())
         tensor(True)
     """
-    require_positive("temperature", temperature)
+    require_positive_scalar("temperature", temperature)
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
     )
@@ -277,9 +282,9 @@ def align_uniform_loss(
     x: Tensor,
     y: Tensor,
     *,
-    gamma: float = 2.0,
+    gamma: Scalar = 2.0,
     power: float = 2.0,
-    weight: float = 1.0,
+    weight: Scalar = 1.0,
     negatives: Negatives | Tensor = "anchor",
     **options: Unpack[ComputeOptions],
 ) -> Tensor:
@@ -306,8 +311,8 @@ def align_uniform_loss(
         >>> align_uniform_loss(x, x, gamma=2.0)      # aligned; the two samples are at distance sqrt(2)
         tensor(-4.)
     """
-    require_positive("gamma", gamma)
-    require_positive("weight", weight)
+    require_positive_scalar("gamma", gamma)
+    require_positive_scalar("weight", weight)
     require_power(power)
     pairs = Pairs.prepare(x, y, negatives, **options)
     if power == 2:
@@ -322,7 +327,7 @@ def spectral_contrastive_loss(
     x: Tensor,
     y: Tensor,
     *,
-    mu: float = 1.0,
+    mu: Scalar = 1.0,
     negatives: Negatives | Tensor = "cross",
     **options: Unpack[ComputeOptions],
 ) -> Tensor:
@@ -346,7 +351,7 @@ def spectral_contrastive_loss(
         >>> spectral_contrastive_loss(x, x)
         tensor(-2.)
     """
-    require_positive("mu", mu)
+    require_positive_scalar("mu", mu)
     pairs = Pairs.prepare(x, y, negatives, **options)
     alignment = -2 * mu * pairs.mean_of_rows(pairs.products())
     return alignment + pairs.mean(Square(mu))
@@ -357,7 +362,7 @@ def dcl_loss(
     x: Tensor,
     y: Tensor,
     *,
-    temperature: float = 0.1,
+    temperature: Scalar = 0.1,
     negatives: Negatives | Tensor = "both",
     labels: Tensor | None = None,
     targets: Tensor | None = None,
@@ -407,7 +412,7 @@ def dhel_loss(
     x: Tensor,
     y: Tensor,
     *,
-    temperature: float = 0.3,
+    temperature: Scalar = 0.3,
     both_views: bool = True,
     negatives: Tensor | None = None,
     **options: Unpack[ComputeOptions],
@@ -436,7 +441,7 @@ def dhel_loss(
         >>> torch.isclose(loss, 2 * torch.tensor(3.0).log() - 1)
         tensor(True)
     """
-    require_positive("temperature", temperature)
+    require_positive_scalar("temperature", temperature)
     pairs = Pairs.prepare(x, y, "anchor" if negatives is None else negatives, **options)
     scale = 1 / temperature
     energy = pairs.row_logsumexp(scale)
@@ -451,7 +456,7 @@ def icon_loss(
     y: Tensor,
     divergence: str | Divergence = "kl",
     *,
-    temperature: float = 0.5,
+    temperature: Scalar = 0.5,
     negatives: Negatives | Tensor = "both",
     labels: Tensor | None = None,
     targets: Tensor | None = None,
@@ -488,7 +493,7 @@ def icon_loss(
     """
     divergence = make_divergence(divergence)
     require_finite_at_zero(divergence)
-    require_positive("temperature", temperature)
+    require_positive_scalar("temperature", temperature)
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
     )
@@ -505,7 +510,7 @@ def renyi_loss(
     *,
     order: float = 2.0,
     skew: float = 1 / 65536,
-    temperature: float = 0.5,
+    temperature: Scalar = 0.5,
     negatives: Negatives | Tensor = "cross",
     **options: Unpack[ComputeOptions],
 ) -> Tensor:
@@ -537,7 +542,7 @@ def renyi_loss(
         tensor(True)
     """
     require_positive("order", order)
-    require_positive("temperature", temperature)
+    require_positive_scalar("temperature", temperature)
     require_skew(skew)
     pairs = Pairs.prepare(x, y, negatives, **options)
     scale = 1 / temperature
@@ -558,7 +563,7 @@ def rpc_loss(
     alpha: float = 1.0,
     beta: float = 0.005,
     gamma: float = 1.0,
-    temperature: float = 128.0,
+    temperature: Scalar = 128.0,
     similarity: Literal["product", "cosine"] = "product",
     negatives: Negatives | Tensor = "both",
     **options: Unpack[ComputeOptions],
@@ -601,6 +606,47 @@ def rpc_loss(
     # alpha s + gamma s^2 / 2 = gamma / 2 (s + alpha / gamma)^2 - alpha^2 / (2 gamma)
     cost = gamma / 2 * pairs.mean(Square(scale, alpha / gamma)) - alpha**2 / (2 * gamma)
     return cost - pairs.mean_of_rows(positive - beta / 2 * positive.square())
+
+
+@_without_autocast
+def siglip_loss(
+    x: Tensor,
+    y: Tensor,
+    *,
+    scale: Scalar = 10.0,
+    bias: Scalar = -10.0,
+    negatives: Tensor | None = None,
+    **options: Unpack[ComputeOptions],
+) -> Tensor:
+    r"""SigLIP's pairwise sigmoid loss (Zhai et al., 2023).
+
+    .. math::
+        L = \frac{1}{N} \sum_i \Big( \log\big(1 + e^{-(t\, x_i \cdot y_i + b)}\big)
+            + \sum_{j \ne i} \log\big(1 + e^{t\, x_i \cdot y_j + b}\big) \Big)
+
+    It is f-MICL with JS: `fmicl_loss(x, y, "js", alpha=N - 1, gamma=t / 2, mu=e^(b + t), negatives="cross")` plus
+    N log 2, as JS's score is log 2 - log(1 + e^-r), its penalty log(1 + e^r) - log 2, and r = b + t x.y.
+
+    Args:
+        x: embeddings of the first view, (N, d).
+        y: embeddings of the second view, (N, d).
+        scale: t; a tensor may have a gradient.
+        bias: b, likewise.
+        negatives: explicit ones, (M, d), that replace the other second views.
+        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+
+    Example:
+        >>> import math, torch
+        >>> x, y = torch.randn(8, 16), torch.randn(8, 16)
+        >>> js = fmicl_loss(x, y, "js", alpha=7.0, gamma=5.0, mu=1.0, negatives="cross")
+        >>> torch.isclose(siglip_loss(x, y, scale=10.0, bias=-10.0), js + 8 * math.log(2), atol=1e-5)
+        tensor(True)
+    """
+    require_positive_scalar("scale", scale)
+    pairs = Pairs.prepare(x, y, "cross" if negatives is None else negatives, **options)
+    critic = Critic(JS(), bias, scale, free=False)
+    positive = pairs.mean_of_rows(F.softplus(-critic.at_distance(pairs.squared_distances())))
+    return positive + pairs.count() / pairs.world.total * (pairs.mean(critic) + math.log(2))
 
 
 @_without_autocast
@@ -689,7 +735,7 @@ def vicreg_loss(
     return loss
 
 
-def check_rpc(alpha: float, beta: float, gamma: float, temperature: float, similarity: str) -> None:
+def check_rpc(alpha: float, beta: float, gamma: float, temperature: Scalar, similarity: str) -> None:
     """Refuse invalid settings of `rpc_loss`.
 
     Raises:
@@ -698,7 +744,7 @@ def check_rpc(alpha: float, beta: float, gamma: float, temperature: float, simil
     require_at_least_zero("alpha", alpha)
     require_at_least_zero("beta", beta)
     require_positive("gamma", gamma)
-    require_positive("temperature", temperature)
+    require_positive_scalar("temperature", temperature)
     if similarity not in ("product", "cosine"):
         raise ValueError(f"similarity must be 'product' or 'cosine', got {similarity!r}")
 
@@ -715,14 +761,14 @@ def require_finite_at_zero(divergence: Divergence) -> None:
         )
 
 
-def _positive_and_others(pairs: Pairs, scale: float) -> tuple[Tensor, Tensor]:
+def _positive_and_others(pairs: Pairs, scale: Scalar) -> tuple[Tensor, Tensor]:
     """scale * x_i.y_i and log sum_j exp(scale * x_i.n_j) of each anchor: (N,), or (2 N,) for "both"."""
     positive = scale - scale / 2 * pairs.squared_distances()
     others = pairs.row_logsumexp(scale)
     return positive.repeat_interleave(len(others) // len(positive)), others  # "both": once for x_i, once for y_i
 
 
-def _infonce_rows(labelled: LabelledPairs, scale: float, decoupled: bool) -> Tensor:
+def _infonce_rows(labelled: LabelledPairs, scale: Scalar, decoupled: bool) -> Tensor:
     """The mean over each anchor's positives of log(denominator) - logit; 0 without positives."""
 
     def rows(products: Tensor, chunk: Chunk) -> Tensor:
@@ -737,7 +783,7 @@ def _infonce_rows(labelled: LabelledPairs, scale: float, decoupled: bool) -> Ten
     return labelled.map(rows)
 
 
-def _icon_rows(labelled: LabelledPairs, scale: float, divergence: Divergence) -> Tensor:
+def _icon_rows(labelled: LabelledPairs, scale: Scalar, divergence: Divergence) -> Tensor:
     """D_f(p || q) = sum_j q_j f(p_j / q_j) of each anchor; 0 without positives."""
 
     def rows(products: Tensor, chunk: Chunk) -> Tensor:

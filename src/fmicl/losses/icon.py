@@ -20,7 +20,8 @@ from fmicl.losses.registry import (
     register_objective,
 )
 from fmicl.losses.targets import LabelNegatives
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.validation import Negatives
 
 __all__ = ["IConLoss", "IConOptions"]
 
@@ -47,13 +48,13 @@ class IConLoss(LabelledLoss):
     def __init__(
         self,
         divergence: str | Divergence = "kl",
-        temperature: float = 0.5,
+        temperature: Scalar = 0.5,
         negatives: Negatives = "both",
         label_negatives: LabelNegatives = "all",
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
-        require_positive("temperature", temperature)
+        require_positive_scalar("temperature", temperature)
         self.divergence = make_divergence(divergence)
         functional.require_finite_at_zero(self.divergence)
         self.temperature = temperature
@@ -75,7 +76,7 @@ class IConLoss(LabelledLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"{self.divergence}, temperature={self.temperature:g}, negatives={self.negatives}"
+        return f"{self.divergence}, temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
 
 
 @register_objective("icon", summary="I-Con with any f: a divergence for each anchor (Alshammari et al., 2025).")

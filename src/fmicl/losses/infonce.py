@@ -12,7 +12,8 @@ from fmicl.losses.base import LabelledLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
 from fmicl.losses.targets import LabelNegatives
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.validation import Negatives
 
 __all__ = ["InfoNCELoss", "InfoNCEOptions"]
 
@@ -44,7 +45,7 @@ class InfoNCELoss(LabelledLoss):
 
     def __init__(
         self,
-        temperature: float = 0.5,
+        temperature: Scalar = 0.5,
         negatives: Negatives = "both",
         *,
         decoupled: bool = False,
@@ -52,7 +53,7 @@ class InfoNCELoss(LabelledLoss):
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
-        require_positive("temperature", temperature)
+        require_positive_scalar("temperature", temperature)
         self.temperature = temperature
         self.decoupled = decoupled
 
@@ -78,7 +79,7 @@ class InfoNCELoss(LabelledLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"temperature={self.temperature:g}, negatives={self.negatives}, decoupled={self.decoupled}"
+        return f"temperature={format_scalar(self.temperature)}, negatives={self.negatives}, decoupled={self.decoupled}"
 
 
 @register_objective("infonce", summary="InfoNCE / NT-Xent, the loss of SimCLR and MoCo.")

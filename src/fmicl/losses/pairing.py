@@ -24,6 +24,7 @@ from fmicl.losses.targets import (
     masked_logsumexp,
     require_label_negatives,
 )
+from fmicl.utils.learnable import Scalar, host_value
 from fmicl.utils.numerics import normalise
 from fmicl.utils.validation import Negatives, require_negatives
 
@@ -275,7 +276,7 @@ class Pairs:
             [block.weight * kernels.count_cosines(block.rows, block.columns, block.skip) for block in self.blocks]
         ).sum(dim=0)
 
-    def log_mean_exp(self, scale: float) -> Tensor:
+    def log_mean_exp(self, scale: Scalar) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.
 
         All rows weigh the same, also if processes have different numbers of explicit negatives.
@@ -283,7 +284,8 @@ class Pairs:
         if self._excludes is not None:
             rows = self._excludes.map(lambda products, chunk: masked_logsumexp(scale * products, chunk.negatives))
             return kernels.all_logsumexp(rows.logsumexp(dim=0), self.world) - self._excludes.negative_count().log()
-        if 2 * scale <= _EXPONENT_RANGE[self.dtype]:
+        known = host_value(scale)  # unknown on a GPU: then by rows, which any scale allows
+        if known is not None and 2 * known <= _EXPONENT_RANGE[self.dtype]:
             # no term underflows, so one pass gives value and gradient
             return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
         share = -math.log(self.count())
@@ -299,7 +301,7 @@ class Pairs:
         total = kernels.all_logsumexp(values.logsumexp(dim=0), self.world)
         return total - math.log(self.world.total * (len(values) // len(self.x)))
 
-    def row_logsumexp(self, scale: float) -> Tensor:
+    def row_logsumexp(self, scale: Scalar) -> Tensor:
         """log sum_j exp(scale * c_ij) of each row over its negatives: (N,), or x_0 y_0 x_1 ..., (2 N,), for "both"."""
         if len(self.blocks) == 1:
             return self._rows(self.blocks[0], scale)
@@ -319,7 +321,7 @@ class Pairs:
         """Number of negatives of all processes."""
         return sum(block.number for block in self.blocks)
 
-    def _rows(self, block: Block, scale: float) -> Tensor:
+    def _rows(self, block: Block, scale: Scalar) -> Tensor:
         return kernels.row_logsumexp(
             block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
         )

@@ -11,6 +11,7 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, TemperatureOptions, register_objective
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_positive, require_skew
 
@@ -40,14 +41,14 @@ class RenyiLoss(ContrastiveLoss):
         self,
         order: float = 2.0,
         skew: float = 1 / 65536,
-        temperature: float = 0.5,
+        temperature: Scalar = 0.5,
         negatives: Negatives = "cross",
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, **options)
         require_positive("order", order)
         require_skew(skew)
-        require_positive("temperature", temperature)
+        require_positive_scalar("temperature", temperature)
         self.order = order
         self.skew = skew
         self.temperature = temperature
@@ -60,7 +61,7 @@ class RenyiLoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"order={self.order:g}, skew={self.skew:g}, temperature={self.temperature:g}, negatives={self.negatives}"
+        return f"order={self.order:g}, skew={self.skew:g}, temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
 
 
 @register_objective("renyi", summary="RenyiCL: skew Renyi divergence (Lee and Shin, 2022).")

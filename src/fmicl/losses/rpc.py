@@ -11,6 +11,7 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
+from fmicl.utils.learnable import Scalar, format_scalar
 from fmicl.utils.options import option, require_at_least_zero, require_positive_fields
 from fmicl.utils.validation import Negatives
 
@@ -43,7 +44,7 @@ class RPCLoss(ContrastiveLoss):
         alpha: float = 1.0,
         beta: float = 0.005,
         gamma: float = 1.0,
-        temperature: float = 128.0,
+        temperature: Scalar = 128.0,
         similarity: Literal["product", "cosine"] = "product",
         negatives: Negatives = "both",
         **options: Unpack[ComputeOptions],
@@ -72,7 +73,7 @@ class RPCLoss(ContrastiveLoss):
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
         return (
-            f"alpha={self.alpha:g}, beta={self.beta:g}, gamma={self.gamma:g}, temperature={self.temperature:g}, "
+            f"alpha={self.alpha:g}, beta={self.beta:g}, gamma={self.gamma:g}, temperature={format_scalar(self.temperature)}, "
             f"similarity={self.similarity}, negatives={self.negatives}"
         )
 

@@ -13,7 +13,7 @@ own samples, or its own rows of the targets with columns for the samples of all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from torch import Tensor
 from fmicl.kernels import World, all_sum
 from fmicl.kernels.exchange import gather_rows, gather_with_gradient
 from fmicl.kernels.rows import chunks_of_rows, row_map
+from fmicl.utils.learnable import leaf_tensors
 
 __all__ = [
     "Chunk",
@@ -234,20 +235,19 @@ class LabelledPairs:
         both = torch.cat([weights, weights], 1).masked_fill(itself, 0.0)
         return Chunk(_shares(both), torch.cat([others, others], 1))
 
-    def map(self, function: Callable[[Tensor, Chunk], Tensor], parameters: Sequence[Tensor] = ()) -> Tensor:
+    def map(self, function: Callable[[Tensor, Chunk], Tensor]) -> Tensor:
         """A function of each anchor's inner products (n, M), with its positives and negatives: one number a row.
 
-        Args:
-            function: of a chunk of rows.
-            parameters: tensors with a gradient that it captures.
+        Differentiable in the embeddings and in the leaf tensors that the function depends on, such as a temperature.
         """
-        return row_map(
-            self.anchors,
-            self.columns,
-            lambda products, rows: function(products, self.chunk(rows)),
-            [value for value in parameters if value.requires_grad],
-            dense=self.dense,
-        )
+
+        def of_rows(products: Tensor, rows: slice) -> Tensor:
+            return function(products, self.chunk(rows))
+
+        learned: list[Tensor] = []
+        if torch.is_grad_enabled() and not self.dense:
+            learned = leaf_tensors(lambda z: of_rows(z, slice(0, 1)), self.anchors.new_zeros(1, len(self.columns)))
+        return row_map(self.anchors, self.columns, of_rows, learned, dense=self.dense)
 
     def negative_count(self) -> Tensor:
         """Number of negative pairs of all processes, at least 1: a tensor, so that no value is read on the host."""

@@ -311,8 +311,8 @@ class Settings:
         chosen = cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
         return self.method_options.resolve_objective(chosen)
 
-    def objective_context(self, dim: int = 512) -> ObjectiveContext:
-        """What the objective is told about the run, with embeddings of this dimension."""
+    def objective_context(self, dim: int = 512, classes: int = 0) -> ObjectiveContext:
+        """What the objective is told about the run, with embeddings of this dimension and data of so many classes."""
         divergence = DIVERGENCES[self.divergence].value
         parameters = {option.name: self._values[option.name] for option in options_of(divergence)}
         return ObjectiveContext(
@@ -322,6 +322,8 @@ class Settings:
             high_precision=self.task.high_precision,
             divergence_parameters=parameters,
             detached=self.method_options.detached(),
+            explicit_negatives=self.method_options.method.explicit_negatives,
+            classes=classes,
         )
 
     def used(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from fmicl.data.images.evaluation_batches import display_images, evaluation_batches
 from fmicl.data.images.fingerprint import describe_change, fingerprint
+from fmicl.data.images.labels import training_labels
 from fmicl.data.images.loading import DATASETS, dataset_info, list_datasets, load_images, require_data_dir
 from fmicl.data.images.registry import DatasetInfo, LoadRequest, register_dataset
 from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped, printable, summarise_skipped
@@ -47,4 +48,5 @@ __all__ = [
     "stratified_split",
     "summarise_skipped",
     "tokenise_file",
+    "training_labels",
 ]

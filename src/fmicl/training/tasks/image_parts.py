@@ -56,9 +56,9 @@ def build_image_encoder(settings: Settings) -> nn.Module:
     return encoder
 
 
-def build_image_method(settings: Settings, encoder: nn.Module) -> Method:
-    """The method of the settings around an encoder."""
-    context = settings.objective_context(settings.dim)
+def build_image_method(settings: Settings, encoder: nn.Module, classes: int = 0) -> Method:
+    """The method of the settings around an encoder, for data of so many classes."""
+    context = settings.objective_context(settings.dim, classes)
     objective = settings.objective_options.build(context)
     heads = {"dim": settings.dim, "hidden": settings.hidden}
     if settings.method_options.feature_maps:

@@ -18,6 +18,7 @@ from fmicl.data import (
     fingerprint,
     require_data_dir,
     summarise_skipped,
+    training_labels,
 )
 from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
@@ -57,6 +58,7 @@ class ImageTask(Task):
             rank=context.processes.rank,
             world_size=context.processes.world_size,
             workers=settings.workers,
+            labels=training_labels(self.splits, settings.label_noise, settings.seed) if settings.labels else None,
             multiplicity=settings.multiplicity,
             local=(settings[LocalCropOptions].views(settings[Views]), settings.local_crops),
             compile=context.compiled,
@@ -105,7 +107,7 @@ class ImageTask(Task):
 
     def build_method(self) -> Method:
         """The method around the encoder, with rotation prediction if it is asked for."""
-        return build_image_method(self.settings, self.encoder)
+        return build_image_method(self.settings, self.encoder, len(self.splits.classes))
 
     def example_views(self, n: int) -> Tensor:
         """Random images."""

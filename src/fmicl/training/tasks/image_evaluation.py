@@ -257,17 +257,26 @@ def _geometry(
     model: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Alignment, uniformity and effective rank of the embeddings, and pair distances."""
-    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
-    families = view_pair(settings[Views], settings[SecondViewOptions])
-    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for pair in islice(stream, PAIRS // batch):
-        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
-            embeddings.append(extract_features(model, [(views, None)], device)[0])
-    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    x, y = positive_pairs(model, samples, settings, device, PAIRS)
     geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=settings.seed)
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+
+
+def positive_pairs(
+    model: nn.Module, samples: Samples, settings: Settings, device: torch.device, number: int, epoch: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Unit embeddings of two random views of each of up to ``number`` samples, (N, d) each."""
+    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
+    families = view_pair(settings[Views], settings[SecondViewOptions])
+    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
+    stream.set_position(epoch=epoch, batch=0)
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in islice(stream, max(1, number // batch)):
+        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
+            embeddings.append(extract_features(model, [(views, None)], device)[0])
+    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    return x, y
 
 
 def _neighbours(

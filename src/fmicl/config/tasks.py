@@ -28,7 +28,7 @@ class BatchNormOptions:
 
 
 def _check_images(settings: Settings) -> None:
-    settings[RotationOptions].size(settings.size)
+    _resolve_images(settings)
     if settings.multiplicity == 2:
         return
     if not settings.method_options.method.many_views:
@@ -45,6 +45,8 @@ def _check_images(settings: Settings) -> None:
 
 
 def _resolve_images(settings: Settings) -> dict[str, Any]:
+    if "size" in settings.unresolved:
+        return {}
     return {"rotation_size": settings[RotationOptions].size(settings.size)}
 
 
@@ -62,6 +64,7 @@ IMAGES = TaskOptions(
     ),
     check=_check_images,
     resolve=_resolve_images,
+    from_data=("encoder", "size", "batch_size", "epochs", "learning_rate", "mean", "std"),
     packages=("timm", "torchvision", "scikit-learn"),
 )
 

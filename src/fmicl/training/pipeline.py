@@ -63,14 +63,19 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         main = processes.rank == 0
         if main and not resume:
             check_new_run(out)  # now, and not when the data has been read
-        check_batch(settings, processes.world_size)
         kind = task_class(settings.task.name)
+        old = find_run(settings.recipe, out) if resume else None
+        before = None if old is None or not old.settings.exists() else read_settings(old, settings.task.name)
+        if before is not None and settings.unresolved:  # as the run was started, whatever would be chosen now
+            settings = settings.replace(**{name: getattr(before, name) for name in (*settings.unresolved, "stem")})
+        settings = kind.resolve(settings, device, say if main else lambda _: None)
+        check_batch(settings, processes.world_size)
         kind.check(settings)
+        fresh = old is None or not old.checkpoint.exists()
         compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
-        context = Context(device, processes, say if main else lambda _: None, compiled)
+        context = Context(device, processes, say if main else lambda _: None, compiled, fresh)
         torch.manual_seed(settings.seed)  # the same weights on all processes, and in all runs with this seed
         task = kind(settings, context)
-        old = find_run(settings.recipe, out) if resume else None
         if old is not None and old.finished:  # all processes see this, and none waits for another
             check_same(old, settings, task)
             context.say(f"the run in {old.path} is finished already")

@@ -50,7 +50,9 @@ def coast(random: np.random.Generator, width: int, height: int) -> Image.Image:
         y += random.uniform(4, 10) + 0.06 * (y - horizon)
         crest = colour(random, (190, 200, 205), 20)
         x, length = random.uniform(0, width), random.uniform(0.2, 0.9) * width
-        draw.line((x - length / 2, y, x + length / 2, y + random.normal(0, 2)), fill=crest, width=random.integers(1, 5))
+        draw.line(
+            (x - length / 2, y, x + length / 2, y + random.normal(0, 2)), fill=crest, width=int(random.integers(1, 5))
+        )
     return image
 
 

@@ -229,7 +229,7 @@ def freeze_blocks(encoder: nn.Module, count: int) -> None:
 
     if not hasattr(encoder, "group_matcher"):
         raise ValueError(f"{type(encoder).__name__} can't be frozen in part: it doesn't say which blocks it has")
-    groups = group_parameters(encoder, encoder.group_matcher(coarse=False), reverse=True)  # type: ignore[operator, no-untyped-call]
+    groups = group_parameters(encoder, encoder.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
     order = sorted({groups[name] for name, _ in encoder.named_parameters()})
     if count >= len(order):
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,9 @@ def _timm_state(settings: Settings) -> dict[str, Tensor]:
     import timm
 
     arguments: dict[str, Any] = {"pretrained": True, "num_classes": 0, "in_chans": len(settings.mean)}
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
+    hub.setLevel(logging.ERROR)  # it announces every retry
     with torch.random.fork_rng(devices=[]):  # the weights of later modules don't depend on it
         try:
             try:
@@ -158,5 +162,7 @@ def _timm_state(settings: Settings) -> dict[str, Tensor]:
                 f"timm can't download its weights of {settings.encoder} ({reason[:200]}). Without a network, pass a "
                 "safetensors file: --weights FILE"
             ) from error
+        finally:
+            hub.setLevel(level)
     state: dict[str, Tensor] = model.state_dict()
     return state

@@ -167,7 +167,7 @@ def test_the_hash_is_of_used_options_but_for_the_machine_s(data: st.DataObject) 
 SPECIAL = {
     "method": "moco", "objective": "infonce", "divergence": "js", "mu": 2.0, "depth": 2, "rotation_size": 7,
     "second_blur": 0.3, "second_solarise": 0.3, "encode_length": 40, "encoder_momentum_end": 1.0,
-    "key_statistics": "past",
+    "key_statistics": "past", "weights": "timm", "freeze": 1,
 }  # fmt: skip
 
 
@@ -184,6 +184,10 @@ def other_value(name: str, value: Any, hint: Any) -> Any:
     if hint is str:
         return "other"
     choices = typing.get_args(hint)
+    if value == "auto" or (int in choices and value is not None):
+        return 7 if int in choices else 0.7 if float in choices else (0.7,) * 3
+    if value is not None and type(None) in choices:
+        return None
     return Path("elsewhere") if Path in choices else next(choice for choice in _flat(choices) if choice != value)
 
 

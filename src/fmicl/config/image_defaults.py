@@ -57,7 +57,7 @@ class ImageFacts:
 
 
 def choose_defaults(facts: ImageFacts) -> dict[str, Any]:
-    """Encoder, stem, size, normalisation, batch size, epochs and learning rate.
+    """Encoder, size, normalisation, batch size, epochs and learning rate.
 
     Example:
         >>> found = choose_defaults(ImageFacts(count=272, side=480))
@@ -74,7 +74,6 @@ def choose_defaults(facts: ImageFacts) -> dict[str, Any]:
     epochs = min(most, max(fewest, round(VIEWS[place] / (2 * facts.count))))
     return {
         "encoder": "resnet18" if facts.gpu else "resnet10t",
-        "stem": "standard",
         "size": next((size for size in GPU_SIZES if size >= facts.side), GPU_SIZES[-1]) if facts.gpu else CPU_SIZE,
         "mean": IMAGENET_MEAN,
         "std": IMAGENET_STD,

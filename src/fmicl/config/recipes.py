@@ -60,7 +60,7 @@ register_recipe(
 register_recipe(
     "images",
     summary="Your own folder of images, with or without class subfolders: settings by their number, size and device.",
-    dataset="images", encoder="auto", size="auto", mean="auto", std="auto",
+    dataset="images", encoder="auto", stem="standard", size="auto", mean="auto", std="auto",
     batch_size="auto", epochs="auto", learning_rate="auto", optimizer="adamw", weight_decay=0.05, shift="optimal",
     hidden=512, dim=128, blur=0.0, k=20, baselines=True,
 )

@@ -57,8 +57,10 @@ class EncoderOptions:
         if self.depth is not None:
             require_positive_fields(self, "depth")
         require_at_least_zero(self, "freeze")
-        if self.freeze and self.weights is None:
-            raise ValueError(f"freeze is {self.freeze}, which would keep random weights: name trained ones (--weights)")
+
+    def why_unused(self) -> dict[str, str]:
+        """Nothing is frozen at random."""
+        return {"freeze": "it is for trained weights (--weights)"} if self.weights is None else {}
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         old = find_run(settings.recipe, out) if resume else None
         before = None if old is None or not old.settings.exists() else read_settings(old, settings.task.name)
         if before is not None and settings.unresolved:  # as the run was started, whatever would be chosen now
-            settings = settings.replace(**{name: getattr(before, name) for name in (*settings.unresolved, "stem")})
+            settings = kind.resolve_as(settings, before)
         settings = kind.resolve(settings, device, say if main else lambda _: None)
         check_batch(settings, processes.world_size)
         kind.check(settings)

@@ -75,6 +75,11 @@ class Task(ABC):
         return settings
 
     @classmethod
+    def resolve_as(cls, settings: Settings, before: Settings) -> Settings:
+        """The settings with the values that the data decided when a run was started with others."""
+        return settings.replace(**{name: getattr(before, name) for name in settings.unresolved})
+
+    @classmethod
     @abstractmethod
     def check(cls, settings: Settings, *, local: bool = True) -> None:
         """Refuse settings that would fail in training, without loading data.

@@ -53,7 +53,7 @@ def build_image_encoder(settings: Settings, *, load: bool = True) -> nn.Module:
             ) from error
     if load:
         load_initial_weights(encoder, settings)
-    if settings.freeze:
+    if settings.freeze and settings.weights is not None:
         freeze_blocks(encoder, settings.freeze)
     return encoder
 

@@ -87,12 +87,18 @@ class ImageTask(Task):
         missing = [f"--{name.replace('_', '-')}" for name in unresolved if name not in defaults]
         if missing:
             raise ValueError(f"auto is for folders of images: give {settings.dataset} values of {', '.join(missing)}")
-        # The stem and such belong to the chosen encoder.
+        # A run's encoder comes with its stem and the like.
         own = set(ENCODER_ARGUMENTS) - set(settings.changes) if "encoder" in unresolved else set()
         chosen = {name: value for name, value in defaults.items() if name in unresolved or name in own}
         shown = {name: value for name, value in chosen.items() if settings.weights or name not in ("mean", "std")}
         say(f"{why}: {' '.join(recipe(settings.recipe, **shown).arguments())}")
         return settings.replace(**chosen)
+
+    @classmethod
+    def resolve_as(cls, settings: Settings, before: Settings) -> Settings:
+        """With the encoder's stem and the like, if they are not given."""
+        own = set(ENCODER_ARGUMENTS) - set(settings.changes) if "encoder" in settings.unresolved else set()
+        return super().resolve_as(settings, before).replace(**{name: getattr(before, name) for name in own})
 
     @classmethod
     def check(cls, settings: Settings, *, local: bool = True) -> None:

@@ -33,7 +33,7 @@ HASHES = {
     "stl10": "0bcd3bb8",
     "tinyimagenet": "6b60d468",
     "imagenet": "7ede4d96",
-    "images": "d6b0767c",
+    "images": "a42a99ed",
     "wikipedia": "8489fd65",
 }
 """A change here means that runs of the recipe are no longer comparable with archived ones under the same hash."""
@@ -184,8 +184,10 @@ def other_value(name: str, value: Any, hint: Any) -> Any:
     if hint is str:
         return "other"
     choices = typing.get_args(hint)
-    if value == "auto" or (int in choices and value is not None):
-        return 7 if int in choices else 0.7 if float in choices else (0.7,) * 3
+    if int in choices or float in choices:
+        return 7 if int in choices else 0.7
+    if any(typing.get_origin(choice) is tuple for choice in choices):
+        return (0.7,) * 3
     if value is not None and type(None) in choices:
         return None
     return Path("elsewhere") if Path in choices else next(choice for choice in _flat(choices) if choice != value)

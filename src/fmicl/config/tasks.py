@@ -30,7 +30,7 @@ class BatchNormOptions:
 
 def _check_images(settings: Settings) -> None:
     _check_labels(settings, settings.labels)
-    settings[RotationOptions].size(settings.size)
+    _resolve_images(settings)
     if settings.local_crops and not settings.method_options.method.local_crops:
         raise ValueError(
             f"method {settings.method} takes no local crops, but local_crops is {settings.local_crops}: leave it at 0"
@@ -74,6 +74,8 @@ def _why_unused_images(settings: Settings) -> dict[str, str]:
 
 
 def _resolve_images(settings: Settings) -> dict[str, Any]:
+    if "size" in settings.unresolved:
+        return {}
     return {
         "rotation_size": settings[RotationOptions].size(settings.size),
         "local_size": settings[LocalCropOptions].size(settings.size),
@@ -96,6 +98,7 @@ IMAGES = TaskOptions(
     check=_check_images,
     why_unused=_why_unused_images,
     resolve=_resolve_images,
+    from_data=("encoder", "size", "batch_size", "epochs", "learning_rate", "mean", "std"),
     packages=("timm", "torchvision", "scikit-learn"),
     loader="fmicl.load_encoder(RUN)",
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -146,6 +146,19 @@ class Method(nn.Module):
         term = self.rotation(self.encoder, first)
         return comparison._replace(loss=comparison.loss + term, rotation=term.detach())
 
+    def train(self, mode: bool = True) -> Self:
+        """Training or evaluation mode; batch normalisation of the encoder that is frozen always evaluates."""
+        super().train(mode)
+        for name, module in self.encoder.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):
+                for encoder in self.encoders():
+                    encoder.get_submodule(name).eval()
+        return self
+
+    def encoders(self) -> list[nn.Module]:
+        """The trained encoder, and copies of it."""
+        return [self.encoder]
+
     def start_step(self, progress: float) -> None:
         """Called before the first batch of each optimiser step; progress goes from 0 to 1 over the run."""
 
@@ -242,6 +255,10 @@ class MomentumMethod(Method):
         embeddings: Tensor = self.target_projection(self.target_encoder(views))
         return embeddings
 
+    def encoders(self) -> list[nn.Module]:
+        """The momentum encoder too."""
+        return [self.encoder, self.target_encoder]
+
     def networks(self) -> list[nn.Module]:
         """The momentum encoder too."""
         encoder, *heads = super().networks()
@@ -301,3 +318,8 @@ class PredictionMethod(MomentumMethod):
         """The predictor's embeddings (N, d) of views."""
         embeddings: Tensor = self.predictor(self.embed(views))
         return embeddings
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

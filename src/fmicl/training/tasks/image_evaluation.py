@@ -132,6 +132,7 @@ def evaluate_run(
             say(f"warning: no effect without labels: {', '.join(unused)}")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
     results |= geometry
+    results["distances"] = {name: _quantiles(values) for name, values in distances.items()}
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
         left_out = summarise_skipped(broken)
@@ -268,6 +269,11 @@ def _geometry(
     geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=settings.seed)
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    """Percentiles 0 to 100: what a figure needs of sorted distances."""
+    return [round(x, 4) for x in values.double().quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()]
 
 
 def _neighbours(

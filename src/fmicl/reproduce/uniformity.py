@@ -21,6 +21,7 @@ from fmicl.reproduce.experiment import (
     planned,
     register_experiment,
 )
+from fmicl.training.tasks.image_evaluation import untrained_distances
 
 __all__ = ["Uniformity"]
 
@@ -45,7 +46,10 @@ class Uniformity(Experiment):
         ]
 
     def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
-        """Quantiles of the distances of the first seed, and where the embeddings ended."""
+        """Quantiles of the distances of the first seed, and where the embeddings ended.
+
+        Distances at random initialisation need the data, so they are drawn only where a run folder is at hand.
+        """
         negative: list[Line] = []
         positive: list[Line] = []
         rows: list[tuple[Entry, ...]] = []
@@ -55,14 +59,15 @@ class Uniformity(Experiment):
             found = next((o.results["distances"] for o in outcomes[key] if "distances" in o.results), None)
             if found is None:
                 continue
-            if "untrained" in found and not any(line.label == RANDOM for line in negative):
-                negative.append(_line(RANDOM, found["untrained"], "--"))
             negative.append(_line(name, found["negative"]))
             positive.append(_line(name, found["positive"]))
         head = ("divergence", "alignment", "uniformity", "effective rank")
         tables = (Table("Geometry of the embeddings of held-out samples", head, tuple(rows)),)
         if not negative:
             return Result(tables)
+        trained = next((o.source for name in COLUMNS for o in outcomes[(name,)] if o.source.is_dir()), None)
+        if trained is not None:
+            negative.append(_line(RANDOM, untrained_distances(trained), "--"))
         panels = (
             Panel("two samples (negative pairs)", "share of pairs, percent", "distance", tuple(negative)),
             Panel("two views of a sample (positive pairs)", "share of pairs, percent", "distance", tuple(positive)),

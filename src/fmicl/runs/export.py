@@ -98,8 +98,8 @@ def load_encoder(run: Path | str) -> nn.Module:
     return encoder.eval()
 
 
-def load_projection(run: Run) -> nn.Module:
-    """Load the projection head of an image run, in eval mode on the CPU.
+def load_projection(run: Run, *, trained: bool = True) -> nn.Module:
+    """The projection head of an image run, in eval mode on the CPU; if not trained, with random weights.
 
     Raises:
         FileNotFoundError: the training has not ended.
@@ -110,5 +110,6 @@ def load_projection(run: Run) -> nn.Module:
     features = EncoderConfig.read(run).features
     last_norm = settings.method_options.method.last_norm
     head = projection_head(features, settings.hidden, settings.dim, last_norm=last_norm)
-    head.load_state_dict(load_file(run.projection))
+    if trained:
+        head.load_state_dict(load_file(run.projection))
     return head.eval()

@@ -271,6 +271,23 @@ def _geometry(
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
 
 
+def untrained_distances(run: Path, *, device: str = "auto") -> list[float]:
+    """Percentiles of the distances of negative pairs before training: the run's networks with their initial weights.
+
+    Args:
+        run: the run folder; its data must be where it was.
+        device: where to compute.
+    """
+    folder = open_run(run)
+    settings, place = read_settings(folder, "images"), pick_device(device)
+    splits = load_splits(settings, lambda _: None)
+    torch.manual_seed(settings.seed)
+    encoder = EncoderConfig.read(folder).build()
+    model = nn.Sequential(encoder, load_projection(folder, trained=False)).eval().to(place)
+    _, distances = _geometry(model, splits.test or splits.train or splits.pretrain, settings, place)
+    return _quantiles(distances["negative"])
+
+
 def _quantiles(values: Tensor) -> list[float]:
     """Percentiles 0 to 100: what a figure needs of sorted distances."""
     return [round(x, 4) for x in values.double().quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()]

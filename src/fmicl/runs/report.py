@@ -147,7 +147,7 @@ def _image_results(results: Mapping[str, Any]) -> dict[str, Any]:
         {"name": _name(key), "value": _show(float(f"{results[key]:.3g}")), "explanation": EXPLANATIONS[key]}
         for key in geometry
     ]
-    shown = {"knn", "linear", "linear_views", *texts, "data_changed", *EXPLANATIONS, *baselines}
+    shown = {"knn", "linear", "linear_views", *texts, "data_changed", "distances", *EXPLANATIONS, *baselines}
     return {
         "summary": " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
         "needs_sts": False,

@@ -131,6 +131,7 @@ def evaluate_run(
             say(f"warning: no effect without labels: {', '.join(unused)}")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
     results |= geometry
+    results["distances"] = {name: _quantiles(values) for name, values in distances.items()}
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
         left_out = summarise_skipped(broken)
@@ -312,6 +313,28 @@ def positive_pairs(
             embeddings.append(extract_features(model, [(views, None)], device)[0])
     x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
     return x, y
+
+
+def untrained_distances(run: Path, *, device: str = "auto") -> list[float]:
+    """Percentiles of the distances of negative pairs before training: the run's networks with their initial weights.
+
+    Args:
+        run: the run folder; its data must be where it was.
+        device: where to compute.
+    """
+    folder = open_run(run)
+    settings, place = read_settings(folder, "images"), pick_device(device)
+    splits = load_splits(settings, lambda _: None)
+    torch.manual_seed(settings.seed)
+    encoder = EncoderConfig.read(folder).build()
+    model = nn.Sequential(encoder, load_projection(folder, trained=False)).eval().to(place)
+    _, distances = _geometry(model, splits.test or splits.train or splits.pretrain, settings, place)
+    return _quantiles(distances["negative"])
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    """Percentiles 0 to 100: what a figure needs of sorted distances."""
+    return [round(x, 4) for x in values.double().quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()]
 
 
 def _neighbours(

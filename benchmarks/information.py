@@ -166,7 +166,9 @@ def summary_table(rows: list[dict[str, Any]]) -> str:
     scored = []
     for name in names:
         own = {task: group for (task, which), group in cells.items() if which == name}
-        errors = {task: statistics.fmean(abs(r["value"] - r["information"]) for r in group) for task, group in own.items()}
+        errors = {
+            task: statistics.fmean(abs(r["value"] - r["information"]) for r in group) for task, group in own.items()
+        }
         first = [value for task, value in errors.items() if task.startswith(stairs)]
         second = [value for task, value in errors.items() if not task.startswith(stairs)]
         seconds = statistics.fmean(row["cpu_seconds"] for group in own.values() for row in group)

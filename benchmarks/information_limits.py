@@ -76,7 +76,11 @@ def main() -> None:
     options = parser.parse_args()
     truth = {name: gaussian_information(correlations_for(NATS, DIMENSIONS), name) for name in NAMES}
     rows: list[dict[str, Any]] = []
-    print("| f | largest | truth | N | no bound above | bound reached (mean of 20) |", "|---|---|---|---|---|---|", sep="\n")
+    print(
+        "| f | largest | truth | N | no bound above | bound reached (mean of 20) |",
+        "|---|---|---|---|---|---|",
+        sep="\n",
+    )
     for name in NAMES:
         f = divergence(name)
         for number in SIZES:

@@ -66,7 +66,10 @@ class MI:
                 f"{self.x} has {len(x)} rows and {self.y} has {len(y)}: row i of both must belong to the same sample"
             )
         found: dict[str, Estimate] = {}
-        print(f"{len(x)} samples, x {_shape(x)}, y {_shape(y)}; {f.name} information" + (" in nats" if f.name == "kl" else ""))
+        print(
+            f"{len(x)} samples, x {_shape(x)}, y {_shape(y)}; {f.name} information"
+            + (" in nats" if f.name == "kl" else "")
+        )
         print(f"{'estimator':<18}{'estimate':>10}   95 % interval")
         for name in self.estimator:
             with _bar(name) as progress:

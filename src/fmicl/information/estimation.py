@@ -237,7 +237,9 @@ class InformationEstimator:
         if not self.corrected:
             return low, high
         centre = self.estimate()
-        spread = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level))) * (in_sample - held_out) / math.sqrt(12)
+        spread = (
+            math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level))) * (in_sample - held_out) / math.sqrt(12)
+        )
         return centre - math.hypot(held_out - low, spread), centre + math.hypot(high - held_out, spread)
 
     def result(self, level: float = 0.95) -> Estimate:
@@ -261,7 +263,9 @@ class InformationEstimator:
         objective, check = self.estimator.objective(self.divergence), self.estimator.objective(self.divergence)
         parameters = [parameter for parameter in critic.parameters() if parameter.requires_grad]
         if parameters:
-            self._optimise(critic, objective, check, (x[train], y[train]), (x[validation], y[validation]), generator, fold)
+            self._optimise(
+                critic, objective, check, (x[train], y[train]), (x[validation], y[validation]), generator, fold
+            )
         critic.eval()
         with torch.no_grad():
             offsets = [log_mean_exp(scores.independent.double()) for scores in self._scores(critic, x, y)]
@@ -317,7 +321,9 @@ class InformationEstimator:
         if self.progress is not None:
             self.progress((fold + 1) / self.folds)
 
-    def _loss(self, critic: Critic, objective: Callable[[Tensor, Tensor], Tensor], part: tuple[Tensor, Tensor]) -> float:
+    def _loss(
+        self, critic: Critic, objective: Callable[[Tensor, Tensor], Tensor], part: tuple[Tensor, Tensor]
+    ) -> float:
         critic.eval()
         with torch.no_grad():
             losses = [objective(scores.joint, scores.independent) for scores in self._scores(critic, *part)]

@@ -225,7 +225,9 @@ class MINE(DonskerVaradhan):
         def loss(joint: Tensor, independent: Tensor) -> Tensor:
             now = log_mean_exp(independent)
             fixed = now.detach()
-            weights = torch.stack([fixed + math.log1p(-self.decay), average[0] + math.log(self.decay)]) if average else None
+            weights = (
+                torch.stack([fixed + math.log1p(-self.decay), average[0] + math.log(self.decay)]) if average else None
+            )
             average[:] = [fixed if weights is None else weights.logsumexp(dim=0)]
             corrected = torch.exp(now - average[0])  # its gradient is that of E[e^s], over the average
             return fixed + corrected - corrected.detach() - joint.mean()
@@ -258,7 +260,9 @@ class InfoNCE(Estimator):
         return Terms(self._rows(joint, independent), None)
 
 
-@ESTIMATORS.register("i_alpha", summary="Between NWJ (alpha 0) and InfoNCE (alpha 1) in bias and variance (Poole et al.).")
+@ESTIMATORS.register(
+    "i_alpha", summary="Between NWJ (alpha 0) and InfoNCE (alpha 1) in bias and variance (Poole et al.)."
+)
 @dataclass(frozen=True)
 class IAlpha(Estimator):
     r"""Interpolated bound: TUBA with the baseline alpha m(x) + (1 - alpha), m(x) the mean of e^s over a row."""
@@ -306,7 +310,9 @@ class JSTrained(_ByDiscrimination):
     """The f-MI bound (KL: NWJ) at a log ratio that was trained by the Jensen-Shannon bound."""
 
 
-@ESTIMATORS.register("smile", summary="Trained by Jensen-Shannon, read with clipped density ratios (Song and Ermon, 2020).")
+@ESTIMATORS.register(
+    "smile", summary="Trained by Jensen-Shannon, read with clipped density ratios (Song and Ermon, 2020)."
+)
 @dataclass(frozen=True)
 class Smile(_ByDiscrimination):
     """E_joint[r] - log E_independent[clip(e^r, e^-clip, e^clip)]: less variance than Donsker-Varadhan, and a bias."""

@@ -14,4 +14,14 @@ from fmicl.reproduce import (
 from fmicl.reproduce.experiment import EXPERIMENTS, Experiment, Scale, register_experiment
 
 __all__ = ["EXPERIMENTS", "Experiment", "Scale", "register_experiment"]
-_ = (objectives, imagenet, uniformity, batch_size, alpha, curves, simplex, estimation, relations)  # registered by import
+_ = (
+    objectives,
+    imagenet,
+    uniformity,
+    batch_size,
+    alpha,
+    curves,
+    simplex,
+    estimation,
+    relations,
+)  # registered by import

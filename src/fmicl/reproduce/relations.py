@@ -32,7 +32,9 @@ class Relation(NamedTuple):
 ROWS = {
     "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc"}),
     "RPC": Relation("RPC", "Pearson", "cosine", {"objective": "rpc"}),
-    "MINE": Relation("Donsker-Varadhan", "KL", "neural net (ours: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}),
+    "MINE": Relation(
+        "Donsker-Varadhan", "KL", "neural net (ours: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}
+    ),
     "DIM": Relation("JSD", "JS", "neural net", {"method": "dim", "divergence": "js"}),
     "MI bounds": Relation("NWJ", "KL", "separable (ours: f-Gaussian)", {"divergence": "kl", "alpha": 1.0}),
     "SimCLR": Relation("InfoNCE", "KL", "cosine", {"objective": "infonce"}),

@@ -166,6 +166,16 @@ def exclude_runs(path: Path) -> str | None:
     return "fmicl run" if is_run_or_sweep(path) else None
 
 
+def keep_results(run: Run, epochs: int) -> list[Path]:
+    """Rename results and page of a run that goes on, such as results-200-epochs.json: then it is not finished any more.
+
+    Returns:
+        The new paths.
+    """
+    found = [path for path in (run.report, run.results) if path.exists()]
+    return [path.rename(path.with_name(f"{path.stem}-{epochs}-epochs{path.suffix}")) for path in found]
+
+
 def remove_temporary_files(run: Run) -> None:
     """Remove the partial files that a killed process has left."""
     for path in list(run.path.rglob(".*.tmp")):

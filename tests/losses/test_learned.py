@@ -14,7 +14,6 @@ from torch.nn import functional as F
 import fmicl
 from devices import TRITON_DEVICE
 from fmicl.divergences import KL
-from fmicl.kernels import Kernel
 from two_views import F64, MODES, batch, queue
 from unit_rows import needs_triton, rows
 
@@ -208,7 +207,9 @@ class TestKernels:
         """On a GPU no value is read: kernels then take the form that any scale allows."""
         expected = {make: results(make, "tiled", "both") for make in (scalars, infonce, sharp_infonce, align_uniform)}
         for module in ("kernels.parameters", "losses.pairing", "utils.learnable"):
-            monkeypatch.setattr(f"fmicl.{module}.host_value", lambda value: None if isinstance(value, Tensor) else value)
+            monkeypatch.setattr(
+                f"fmicl.{module}.host_value", lambda value: None if isinstance(value, Tensor) else value
+            )
         for make, true in expected.items():
             torch.testing.assert_close(results(make, "tiled", "both"), true, rtol=1e-9, atol=1e-11)
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import fmicl
 from fmicl.kernels import exchange
+from fmicl.losses.statistics import BatchStatisticsLoss
 from process_groups import free_port, process_group, spawn
 
 F64 = torch.float64
@@ -66,7 +67,56 @@ CASES: dict[str, Callable[..., nn.Module]] = {
     "learned infonce, cross": functools.partial(learned_infonce, negatives="cross"),
     "learned au": learned_au,
     **{f"spectral, {mode}": functools.partial(fmicl.SpectralContrastiveLoss, negatives=mode) for mode in MODES},  # type: ignore[arg-type]
+    "dcl": functools.partial(fmicl.DCLLoss, 0.3),
+    "dhel": functools.partial(fmicl.DHELLoss, 0.3),
+    "icon": functools.partial(fmicl.IConLoss, "js", 0.3),
+    "renyi": functools.partial(fmicl.RenyiLoss, 2.0, 0.1),
+    "rpc": functools.partial(fmicl.RPCLoss, temperature=2.0),
+    "siglip": functools.partial(fmicl.SigLIPLoss, 3.0, -2.0),
+    "barlow_twins": lambda kernel="auto": fmicl.BarlowTwinsLoss(0.1),  # noqa: ARG005 (it has no kernels)
+    "vicreg": lambda kernel="auto": fmicl.VICRegLoss(),  # noqa: ARG005
 }
+
+
+LABELLED: dict[str, Callable[..., nn.Module]] = {
+    **{
+        f"js, {mode}, {choice}": functools.partial(fmicl.FMICLLoss, "js", negatives=mode, label_negatives=choice)  # type: ignore[arg-type]
+        for mode in MODES
+        for choice in ("all", "other_classes")
+    },
+    "kl, shift, other classes": functools.partial(
+        fmicl.FMICLLoss, "kl", shift="optimal", label_negatives="other_classes"
+    ),
+    "supcon": functools.partial(fmicl.InfoNCELoss, 0.3),
+    "sincere": functools.partial(fmicl.InfoNCELoss, 0.3, label_negatives="other_classes"),
+    "icon": functools.partial(fmicl.IConLoss, "js", 0.3),
+}
+
+
+class WithTargets(nn.Module):
+    """A loss whose call has labels or targets."""
+
+    def __init__(self, loss: nn.Module, **targets: Tensor) -> None:
+        super().__init__()
+        self.loss, self.targets = loss, targets
+
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        value: Tensor = self.loss(x, y, negatives=negatives, **self.targets)
+        return value
+
+
+def targets_of(sizes: tuple[int, ...], mine: slice) -> list[dict[str, Tensor]]:
+    """Labels of a process's samples, and its rows of the targets: dense and sparse."""
+    total = sum(sizes)
+    labels = torch.arange(total) % 3 - (torch.arange(total) == 4).long() * 5  # one is unknown
+    matrix = torch.rand(total, total, generator=torch.Generator().manual_seed(1), dtype=F64).fill_diagonal_(1.0)
+    matrix = matrix * (matrix > 0.5)
+    return [{"labels": labels[mine]}, {"targets": matrix[mine]}, {"targets": matrix[mine].to_sparse()}]
+
+
+def queues_of(loss: nn.Module, queue: Tensor) -> tuple[Tensor | None, ...]:
+    """Without explicit negatives, and with them if the loss takes any."""
+    return (None,) if isinstance(loss, BatchStatisticsLoss) else (None, queue)
 
 
 def data(sizes: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,7 +152,7 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                 if ring and kernel == "reference":
                     continue
                 for name, make in CASES.items():
-                    for explicit in (None, queue):
+                    for explicit in queues_of(make(), queue):
                         wrapped.zero_grad()
                         value, grad, *own = gradient(wrapped, make(kernel=kernel), x[mine], y[mine], explicit)
                         dist.all_reduce(value)
@@ -115,6 +165,14 @@ def check_all(rank: int, sizes: tuple[int, ...], port: int, truth: dict[str, tup
                         torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=key)
                         torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=f"{key} {kernel} {ring}")
         exchange.RING_ABOVE = 2**28
+        for name, make in LABELLED.items():
+            for number, targets in enumerate(targets_of(sizes, mine)):
+                wrapped.zero_grad()
+                value, grad = gradient(wrapped, WithTargets(make(), **targets), x[mine], y[mine], None)
+                dist.all_reduce(value)
+                true_value, true_grad = truth[f"{name} {number}"]
+                torch.testing.assert_close(value / len(sizes), true_value, rtol=1e-9, atol=1e-9, msg=name)
+                torch.testing.assert_close(grad, true_grad, rtol=1e-5, atol=1e-9, msg=name)
         alone = fmicl.FMICLLoss("kl", gather=False)
         if sizes[rank] == 1:
             with pytest.raises(ValueError, match="two samples"):
@@ -130,8 +188,11 @@ def test_gradient_is_that_of_one_process(sizes: tuple[int, ...]) -> None:
     x, y, queue = data(sizes)
     truth: dict[str, tuple[Tensor, ...]] = {}
     for name, make in CASES.items():
-        truth[name] = gradient(model(), make(), x, y, None)
-        truth[f"{name}, queue"] = gradient(model(), make(), x, y, queue)
+        for explicit in queues_of(make(), queue):
+            truth[name if explicit is None else f"{name}, queue"] = gradient(model(), make(), x, y, explicit)
+    for name, make in LABELLED.items():
+        for number, targets in enumerate(targets_of(sizes, slice(None))):
+            truth[f"{name} {number}"] = gradient(model(), WithTargets(make(), **targets), x, y, None)
     for rank in range(len(sizes)):
         mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
         if sizes[rank] > 1:  # one sample has no negatives
@@ -162,6 +223,15 @@ def check_refusals(rank: int, world: int, port: int) -> None:
                 loss(narrow, narrow, negatives=mine)
             with pytest.raises(ValueError, match=r"negatives (anchor|both), .*negatives float32, "):
                 loss(narrow, narrow, negatives=narrow if rank == 1 else None)
+        for loss in (fmicl.FMICLLoss("kl"), fmicl.InfoNCELoss()):
+            labels = torch.zeros(4 + rank, dtype=torch.long)
+            with pytest.raises(ValueError, match="rank 1" if rank == 0 else r"\(5,\)"):
+                loss(narrow, narrow, labels=labels)
+            with pytest.raises(ValueError, match="classes"):
+                loss(narrow, narrow, labels=labels[:4] if rank == 0 else None)
+            targets = torch.ones(4, 8 - rank)
+            with pytest.raises(ValueError, match="rank 1" if rank == 0 else r"8 samples.*\(4, 7\)"):
+                loss(narrow, narrow, targets=targets)
         with pytest.raises(ValueError, match=r"\['x float32', 'x float64'\]"):
             exchange.world_of(mine)
         x = torch.randn(4, 3, requires_grad=True)

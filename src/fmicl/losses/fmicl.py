@@ -13,11 +13,12 @@ from fmicl.divergences import Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
-from fmicl.losses.base import ContrastiveLoss
+from fmicl.losses.base import LabelledLoss
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
-from fmicl.losses.registry import MuOptions, ObjectiveContext, register_objective
+from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, ObjectiveContext, register_objective
 from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
+from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
 from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
@@ -30,7 +31,7 @@ LARGEST_PUSH = 1.5
 _LARGEST_LOG = 700.0  # its exponential is still a float
 
 
-class FMICLLoss(ContrastiveLoss):
+class FMICLLoss(LabelledLoss):
     """f-MICL: contrastive learning with any f-divergence. See `fmicl.functional.fmicl_loss` for the formula.
 
     Which divergence? KL does well on images and on text, in the paper and here (docs/reproduction.md has both), and
@@ -57,6 +58,7 @@ class FMICLLoss(ContrastiveLoss):
         negatives: "anchor" (the paper's), "both" or "cross"; pass explicit ones to the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
             long with it.
+        label_negatives: in calls with labels, "all" other samples are negatives, or "other_classes" only.
         options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
 
     Example:
@@ -67,6 +69,8 @@ class FMICLLoss(ContrastiveLoss):
         >>> loss(x, y).backward()
         >>> queue = torch.randn(100, 16)
         >>> loss(x, y, negatives=queue).shape
+        torch.Size([])
+        >>> loss(x, y, labels=torch.tensor([0, 0, 1, 1, 2, 2, -1, -1])).shape      # the last two are unknown
         torch.Size([])
         >>> learned = fmicl.FMICLLoss("js", gamma=torch.nn.Parameter(torch.tensor(2.0)))
         >>> learned(x, y).backward()
@@ -83,9 +87,10 @@ class FMICLLoss(ContrastiveLoss):
         similarity: str | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
+        label_negatives: LabelNegatives = "all",
         **options: Unpack[ComputeOptions],
     ) -> None:
-        super().__init__(negatives, **options)
+        super().__init__(negatives, label_negatives, **options)
         require_positive_scalar("alpha", alpha)
         require_shift(shift)
         make_similarity(similarity, gamma, mu)  # checks all three
@@ -98,11 +103,28 @@ class FMICLLoss(ContrastiveLoss):
         self.shift = shift
         self.learned = nn.ParameterList(_parameters(self.divergence, similarity))
 
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
-        return self.terms(x, y, negatives).total()
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        negatives: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given.
 
-    def terms(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Terms:
+        Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
+        """
+        return self.terms(x, y, negatives, labels, targets).total()
+
+    def terms(
+        self,
+        x: Tensor,
+        y: Tensor,
+        negatives: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Terms:
         """Alignment and uniformity separately; their sum is the loss."""
         return functional.fmicl_terms(
             x,
@@ -113,7 +135,7 @@ class FMICLLoss(ContrastiveLoss):
             mu=self.mu,
             similarity=self.similarity,
             shift=self.shift,
-            **self.common(negatives),
+            **self.labelled(negatives, labels, targets),
         )
 
     def settings(self) -> str:
@@ -135,10 +157,9 @@ def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn
 
 @register_objective("fmicl", summary="f-MICL: a lower bound of any f-mutual information between the views.")
 @dataclass(frozen=True)
-class FMICLOptions(MuOptions):
+class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     """Options of f-MICL."""
 
-    divergence: str = option("kl", "The f-divergence, by name (fmicl.list_divergences()).")
     alpha: float = option(40.0, "Weight of the negatives.")
     gamma: float = option(
         1.0,
@@ -173,12 +194,9 @@ class FMICLOptions(MuOptions):
             mu=self.mu,
             similarity=self.similarity,
             shift=self.shift,
+            label_negatives=self.label_negatives,
             **self.common(context),
         )
-
-    def information_divergence(self, context: ObjectiveContext) -> Divergence:
-        """The divergence, with its parameters."""
-        return make_divergence(self.divergence, **context.divergence_parameters)
 
     def why_unused(self) -> dict[str, str]:
         """Alpha and mu are constants of KL's loss with the optimal shift."""

@@ -56,7 +56,9 @@ def stream(
 
 def same(first: list[Batch], second: list[Batch]) -> bool:
     return len(first) == len(second) and all(
-        torch.equal(x, y) for a, b in zip(first, second, strict=True) for x, y in zip(a, b, strict=True)
+        x is y if x is None or y is None else torch.equal(x, y)
+        for a, b in zip(first, second, strict=True)
+        for x, y in zip(a, b, strict=True)
     )
 
 

@@ -12,7 +12,7 @@ import csv
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ __all__ = ["FiniteLossCheck", "MetricsLogger"]
 
 COLLAPSED = 1.5
 """Effective rank below which all embeddings lie about on one line through the origin."""
+COLLAPSED_UNIFORMITY = -0.02
+"""Uniformity above which all embeddings are about the same: their mean squared distance is below 0.01. Where dropout
+makes small differences in many dimensions, the effective rank is high all the same."""
 ENOUGH_EMBEDDINGS = 8
 """Smallest batch whose effective rank shows collapse: of two embeddings it is at most two."""
 BATCHES_AHEAD = 4
@@ -133,8 +136,6 @@ class MetricsLogger(Callback):
 
     Args:
         run: the folder, or None on all processes but the first.
-        batches_per_epoch: length of an epoch.
-        total: batches of the run.
         every: batches of a row; the last row may have fewer. None: an epoch.
         monitor: the score of the encoder.
         collapse_advice: what the warning of collapse recommends.
@@ -145,17 +146,14 @@ class MetricsLogger(Callback):
     def __init__(
         self,
         run: Run | None,
-        batches_per_epoch: int,
         *,
-        total: int,
         every: int | None = None,
         monitor: Monitor | None = None,
         collapse_advice: str = "",
         say: Callable[[str], None] = print,
         finite: FiniteLossCheck | None = None,
     ) -> None:
-        self.run, self.batches_per_epoch, self.total = run, batches_per_epoch, total
-        self.every = every or batches_per_epoch
+        self.run, self.every = run, every
         self.monitor = monitor or Monitor()
         self.collapse_advice, self.say, self.finite = collapse_advice, say, finite
         self.columns = (
@@ -223,8 +221,9 @@ class MetricsLogger(Callback):
         self._write_points(wait=False)
         if self._row is not None and self._row.done():
             self.finish_row()
-        if pl_module.batches % self.every == 0 or pl_module.batches == self.total:
-            self._end_row(trainer, pl_module, outputs, (pl_module.batches - 1) % self.every + 1)
+        every = self.every or pl_module.optimisation.batches_per_epoch
+        if pl_module.batches % every == 0 or pl_module.batches == pl_module.optimisation.total_batches:
+            self._end_row(trainer, pl_module, outputs, (pl_module.batches - 1) % every + 1)
 
     def _write_points(self, *, wait: bool) -> None:
         """Hand TensorBoard the points that have arrived from the GPU, or all of them."""
@@ -251,8 +250,8 @@ class MetricsLogger(Callback):
     def _start_row(self, module: TrainingModule, outputs: dict[str, Tensor], loss: Tensor, rate: float) -> None:
         """Measure the last batch's embeddings and write the row: on the CPU, while a GPU continues."""
         self.finish_row()
-        whole, part = divmod(module.batches, self.batches_per_epoch)
-        epoch = round(module.batches / self.batches_per_epoch, 6) if part else whole
+        length = module.optimisation.batches_per_epoch
+        epoch = round(module.batches / length, 6) if module.batches % length else module.batches // length
         step, seconds = module.step, self.seconds + time.monotonic() - self._since
         score = self._score(module, epoch)
         wanted = {"mean": loss.detach()}
@@ -296,15 +295,17 @@ class MetricsLogger(Callback):
             if self.finite is not None:
                 self.finite.read()
             raise
-        assert row["effective_rank"] is not None
-        self._warn_of_collapse(row["effective_rank"], row["epoch"], embeddings)
+        self._warn_of_collapse(row, embeddings)
 
-    def _warn_of_collapse(self, rank: float, epoch: float | None, embeddings: int) -> None:
-        collapsed = rank < COLLAPSED and embeddings >= ENOUGH_EMBEDDINGS
+    def _warn_of_collapse(self, row: Mapping[str, float | None], embeddings: int) -> None:
+        rank, uniformity = row["effective_rank"], row["uniformity"]
+        assert rank is not None
+        assert uniformity is not None
+        collapsed = (rank < COLLAPSED or uniformity > COLLAPSED_UNIFORMITY) and embeddings >= ENOUGH_EMBEDDINGS
         if collapsed and not self._collapsed:
             self.say(
-                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "
-                f"{self.collapse_advice}"
+                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} and their uniformity "
+                f"{uniformity:.3f} after epoch {row['epoch']:g}. {self.collapse_advice}"
             )
         self._collapsed = collapsed
 

@@ -72,6 +72,7 @@ class TrainingModule(LightningModule):
 
         # not torch's own, which drops the activation of timm's normalisations
         convert_sync_batchnorm(self.method)  # type: ignore[no-untyped-call]
+        self.method.train()  # the new layers don't know which of them are frozen
 
     def accelerate(self, device: torch.device, *, one_process: bool = True) -> None:
         """Compile the networks in place, so that names in checkpoints stay the same.
@@ -82,7 +83,9 @@ class TrainingModule(LightningModule):
             device: where training will be.
             one_process: whether one process trains. Several may share batch statistics, which these kernels don't.
         """
-        supported = one_process and triton_runs_on(device) and is_supported(self.method.encoder)
+        encoder = self.method.encoder
+        supported = one_process and triton_runs_on(device) and is_supported(encoder)
+        supported &= all(parameter.requires_grad for parameter in encoder.parameters())  # statistics of frozen layers
         for network in self.method.networks():
             if not supported:
                 network.compile()

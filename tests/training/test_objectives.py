@@ -28,6 +28,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "vicreg": {"learning_rate": 0.02},
     "cross_entropy": {"labels": True},
     "renyi": {"temperature": 0.5},  # theirs
+    "siglip": {"learning_rate": 0.05},  # its inner products are scaled by 10
 }
 
 

@@ -72,6 +72,7 @@ class TaskOptions:
         contrast_views: whether the negatives of a softmax loss are the other second views alone.
         high_precision: whether the objective needs inner products in float32.
         packages: whose versions are worth recording.
+        loader: how Python loads the encoder of a run.
     """
 
     name: str
@@ -83,6 +84,7 @@ class TaskOptions:
     contrast_views: bool = False
     high_precision: bool = False
     packages: tuple[str, ...] = ()
+    loader: str = ""
 
 
 TASKS: dict[str, TaskOptions] = {}

@@ -71,6 +71,7 @@ IMAGES = TaskOptions(
     check=_check_images,
     resolve=_resolve_images,
     packages=("timm", "torchvision", "scikit-learn"),
+    loader="fmicl.load_encoder(RUN)",
 )
 
 
@@ -93,6 +94,7 @@ TEXT = TaskOptions(
     contrast_views=True,  # SimCSE compares each first view with all second ones
     high_precision=True,  # at gamma = 20, inner products in bfloat16 would put the gradient off by several percent
     packages=("transformers", "tokenizers", "sentence-transformers"),
+    loader="sentence_transformers.SentenceTransformer(RUN)",
 )  # fmt: skip
 
 TASKS.update({task.name: task for task in (IMAGES, TEXT)})

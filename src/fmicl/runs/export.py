@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fmicl.config import Settings
 from fmicl.models.vision import build_encoder
 from fmicl.runs.folder import Run, open_run
-from fmicl.runs.settings import read_settings, read_task
+from fmicl.runs.settings import read_settings, require_task
 from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
@@ -85,8 +85,7 @@ def load_encoder(run: Path | str) -> nn.Module:
         ValueError: the weights don't match the config, or it is a text run.
     """
     folder = open_run(run)
-    if read_task(folder) == "text":
-        raise ValueError(f"{folder.path} is a run on text: sentence_transformers.SentenceTransformer(RUN) loads it")
+    require_task(folder, "images")
     config = EncoderConfig.read(folder)
     if not folder.encoder.exists():
         raise FileNotFoundError(f"{folder.encoder} is missing: copy the whole run folder")

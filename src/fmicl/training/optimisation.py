@@ -16,36 +16,39 @@ __all__ = ["LARS", "Optimisation", "build_optimizer", "parameter_groups", "warmu
 
 @dataclass(frozen=True)
 class Optimisation:
-    """Optimiser, highest learning rate, and the lengths of warm-up and run in steps."""
+    """Optimiser, highest learning rate, and the lengths of warm-up, epoch and run."""
 
     optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
     learning_rate: float = 0.1
     weight_decay: float = 1e-4
     warmup_steps: int = 0
-    total_steps: int = 1
+    batches_per_epoch: int = 1
+    total_batches: int = 1
     accumulate: int = 1
     seed: int = 0
     schedule: Literal["cosine", "linear"] = "cosine"
-    total_batches: int | None = None
-    """The batch after which the last step is made, even if fewer than `accumulate` batches are left for it."""
 
     @classmethod
     def of(cls, options: OptimisationOptions, batches_per_epoch: int) -> Optimisation:
         """Optimiser and schedule for epochs of this many batches."""
         batches = options.epochs * batches_per_epoch
-        steps = math.ceil(batches / options.accumulate)
         warmup = min(options.warmup_epochs, options.epochs / 5) / options.epochs
         return cls(
             optimizer=options.optimizer,
             learning_rate=options.peak_learning_rate,
             weight_decay=options.weight_decay,
-            warmup_steps=round(warmup * steps),
-            total_steps=steps,
+            warmup_steps=round(warmup * math.ceil(batches / options.accumulate)),
+            batches_per_epoch=batches_per_epoch,
+            total_batches=batches,
             accumulate=options.accumulate,
             seed=options.seed,
             schedule=options.schedule,
-            total_batches=batches,
         )
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the run; the last one may have fewer than `accumulate` batches."""
+        return math.ceil(self.total_batches / self.accumulate)
 
     def step(self, batches: int) -> int:
         """Optimiser steps after this many batches."""

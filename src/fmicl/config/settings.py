@@ -196,7 +196,7 @@ class Schema:
 
         Example:
             >>> schema_of("images").owner_titles("encoder_momentum")
-            'method moco, mocov3'
+            'method byol, moco, mocov3'
         """
         titles = [group.title for group in self.owners[name]]
         first, *others = titles

@@ -28,12 +28,20 @@ if TYPE_CHECKING:
     from fmicl.divergences import register_divergence as register_divergence
     from fmicl.evaluation import sts as sts
     from fmicl.losses import AlignUniformLoss as AlignUniformLoss
+    from fmicl.losses import BarlowTwinsLoss as BarlowTwinsLoss
     from fmicl.losses import Cosine as Cosine
+    from fmicl.losses import DCLLoss as DCLLoss
+    from fmicl.losses import DHELLoss as DHELLoss
     from fmicl.losses import FMICLLoss as FMICLLoss
     from fmicl.losses import Gaussian as Gaussian
+    from fmicl.losses import IConLoss as IConLoss
     from fmicl.losses import InfoNCELoss as InfoNCELoss
+    from fmicl.losses import RenyiLoss as RenyiLoss
+    from fmicl.losses import RPCLoss as RPCLoss
+    from fmicl.losses import SigLIPLoss as SigLIPLoss
     from fmicl.losses import Similarity as Similarity
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
+    from fmicl.losses import VICRegLoss as VICRegLoss
     from fmicl.losses import functional as functional
     from fmicl.losses import register_objective as register_objective
     from fmicl.methods import register_method as register_method
@@ -57,6 +65,14 @@ _HOMES = {
     "FMICLLoss": "losses",
     "Gaussian": "losses",
     "InfoNCELoss": "losses",
+    "BarlowTwinsLoss": "losses",
+    "DCLLoss": "losses",
+    "DHELLoss": "losses",
+    "IConLoss": "losses",
+    "RenyiLoss": "losses",
+    "RPCLoss": "losses",
+    "VICRegLoss": "losses",
+    "SigLIPLoss": "losses",
     "Similarity": "losses",
     "SpectralContrastiveLoss": "losses",
     "divergence": "divergences",
@@ -71,29 +87,7 @@ _HOMES = {
     "train": "training.pipeline",
 }
 
-EXTRAS = {
-    package: extra
-    for extra, packages in {
-        "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision "
-        "tyro",
-        "text": "datasets sentence_transformers transformers",
-        "slurm": "submitit",
-    }.items()
-    for package in packages.split()
-}
-"""Which extra brings a package that not everything here needs."""
-
 __all__ = [*_HOMES, *_MODULES]
-
-
-def how_to_install(extra: str) -> str:
-    """The command that brings an extra; fmicl is on no package index.
-
-    Example:
-        >>> how_to_install("train")
-        "pip install -e '.[train]' in the folder of fmicl's clone"
-    """
-    return f"pip install -e '.[{extra}]' in the folder of fmicl's clone"
 
 
 def __getattr__(name: str) -> Any:
@@ -101,10 +95,12 @@ def __getattr__(name: str) -> Any:
         try:
             value = getattr(import_module(f"fmicl.{_HOMES[name]}"), name)
         except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in EXTRAS:
+            from fmicl.utils.extras import missing_package
+
+            found = missing_package(error)
+            if found is None:
                 raise
-            how = how_to_install(EXTRAS[package])
+            package, how = found
             raise ImportError(f"fmicl.{name} needs the package {package}, which is not there: {how}") from error
     elif name in _MODULES:
         value = import_module(f"fmicl.{_MODULES[name]}")
@@ -115,4 +111,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The public names alone: completion should not offer what this module imports."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -275,16 +275,18 @@ def test_training_outside_the_main_thread(tmp_path: Path) -> None:
 
 class _Handlers(torch.utils.data.Dataset[bool]):
     def __getitem__(self, index: int) -> bool:
-        return all(signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGINT, signal.SIGHUP))
+        os.kill(os.getpid(), signal.SIGTERM)
+        outlived = signal.alarm(0) > 0  # seconds until it would have ended
+        return outlived and all(signal.getsignal(x) is signal.SIG_IGN for x in (signal.SIGINT, signal.SIGHUP))
 
 
-def test_workers_ignore_the_signals_of_a_terminal() -> None:
+def test_workers_outlive_the_signals_of_a_terminal_and_a_scheduler() -> None:
     assert bool(next(iter(load_batches(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[str]:
+def start(out: Path, *options: str, recipe: str = "digits") -> subprocess.Popen[str]:
     """Start a long run in its own process group, as a terminal does, and wait until it trains."""
-    command = [sys.executable, "-m", "fmicl", "train", "digits", "--device", "cpu", "--epochs", "5000", *options]
+    command = [sys.executable, "-m", "fmicl", "train", recipe, "--device", "cpu", "--epochs", "5000", *options]
     process = subprocess.Popen(
         [*command, "--out", str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
@@ -368,6 +370,20 @@ def test_several_processes_stop_together(whole: bool, tmp_path: Path) -> None:
     assert process.returncode == (130 if whole else 143), error
     batches = load_checkpoint(Run(tmp_path / "run").checkpoint)["batches"]
     assert error.count("stopped after") == error.count(f"stopped after batch {batches} of 25000") == 1
+    assert "Traceback" not in error
+
+
+def test_sigterm_to_all_processes_of_a_job_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """As SLURM sends it, also to the workers that load images: the last steps still need them."""
+    words = small(
+        "images", make("images", tmp_path), memory_gib=0.0, workers=2, monitor_every=0, epochs=5000
+    ).arguments()
+    process = start(tmp_path / "run", *words, recipe="images")
+    os.killpg(process.pid, signal.SIGTERM)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 143, error
+    batches = load_checkpoint(Run(tmp_path / "run").checkpoint)["batches"]
+    assert error.startswith(f"fmicl: stopped after batch {batches} of")
     assert "Traceback" not in error
 
 

@@ -55,6 +55,7 @@ class Run:
     modules = _Inside("modules.json")  # text: makes the run folder a sentence-transformers model
     results = _Inside("results.json")  # results of the evaluation
     arrays = _Inside("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
+    assumption = _Inside("assumption.json")  # tests of the Gaussian kernel, by `fmicl check-assumption`
     figures = _Inside("figures")  # folder of PNGs
     report = _Inside("report.html")  # the HTML report
 

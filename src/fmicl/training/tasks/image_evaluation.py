@@ -131,6 +131,7 @@ def evaluate_run(
             say(f"warning: no effect without labels: {', '.join(unused)}")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
     results |= geometry
+    results["distances"] = {name: _quantiles(values) for name, values in distances.items()}
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
         left_out = summarise_skipped(broken)
@@ -211,9 +212,9 @@ def _features_of_views(
     owners: list[Tensor] = []
 
     def batches() -> Iterator[tuple[Tensor, None]]:
-        for first, others, index in stream:
-            owners.append(index.repeat(number))
-            yield torch.cat([first, others])[: number * batch], None
+        for views in stream:
+            owners.append(views.index.repeat(number))
+            yield torch.cat([views.first, views.second])[: number * batch], None
 
     features, _ = extract_features(encoder, batches(), device)
     owner = torch.cat(owners)
@@ -292,17 +293,48 @@ def _geometry(
     model: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Alignment, uniformity and effective rank of the embeddings, and pair distances."""
-    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
-    families = view_pair(settings[Views], settings[SecondViewOptions])
-    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for pair in islice(stream, PAIRS // batch):
-        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
-            embeddings.append(extract_features(model, [(views, None)], device)[0])
-    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    x, y = positive_pairs(model, samples, settings, device, PAIRS)
     geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=settings.seed)
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+
+
+def positive_pairs(
+    model: nn.Module, samples: Samples, settings: Settings, device: torch.device, number: int, epoch: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Unit embeddings of two random views of each of up to ``number`` samples, (N, d) each."""
+    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
+    families = view_pair(settings[Views], settings[SecondViewOptions])
+    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
+    stream.set_position(epoch=epoch, batch=0)
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in islice(stream, max(1, number // batch)):
+        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
+            embeddings.append(extract_features(model, [(views, None)], device)[0])
+    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    return x, y
+
+
+def untrained_distances(run: Path, *, device: str = "auto") -> list[float]:
+    """Percentiles of the distances of negative pairs before training: the run's networks with their initial weights.
+
+    Args:
+        run: the run folder; its data must be where it was.
+        device: where to compute.
+    """
+    folder = open_run(run)
+    settings, place = read_settings(folder, "images"), pick_device(device)
+    splits = load_splits(settings, lambda _: None)
+    torch.manual_seed(settings.seed)
+    encoder = EncoderConfig.read(folder).build()
+    model = nn.Sequential(encoder, load_projection(folder, trained=False)).eval().to(place)
+    _, distances = _geometry(model, splits.test or splits.train or splits.pretrain, settings, place)
+    return _quantiles(distances["negative"])
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    """Percentiles 0 to 100: what a figure needs of sorted distances."""
+    return [round(x, 4) for x in values.double().quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()]
 
 
 def _neighbours(

@@ -20,8 +20,9 @@ from fmicl.data import (
     require_data_dir,
     summarise_skipped,
     survey_folder,
+    training_labels,
 )
-from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
 from fmicl.methods.rotation import require_finite_at_zero
 from fmicl.models.vision import encoder_specific_options
@@ -60,7 +61,9 @@ class ImageTask(Task):
             rank=context.processes.rank,
             world_size=context.processes.world_size,
             workers=settings.workers,
+            labels=training_labels(self.splits, settings.label_noise, settings.seed) if settings.labels else None,
             multiplicity=settings.multiplicity,
+            local=(settings[LocalCropOptions].views(settings[Views]), settings.local_crops),
             compile=context.compiled,
             report=self._report_broken,
         )
@@ -110,7 +113,10 @@ class ImageTask(Task):
             require_data_dir(settings.dataset, settings.data_dir, exists=local and not settings.download)
         if settings.unresolved:  # of a sweep, before its runs see their data
             return
-        parts = ("encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size", "freeze")
+        parts = (
+            "encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size",
+            "local_crops", "local_size", "method", "parts", "freeze",
+        )  # fmt: skip
         key = tuple(getattr(settings, name) for name in parts)
         if key in _CHECKED_ENCODERS:
             return
@@ -139,7 +145,7 @@ class ImageTask(Task):
 
     def build_method(self) -> Method:
         """The method around the encoder, with rotation prediction if it is asked for."""
-        return build_image_method(self.settings, self.encoder)
+        return build_image_method(self.settings, self.encoder, len(self.splits.classes))
 
     def example_views(self, n: int) -> Tensor:
         """Random images."""
@@ -151,10 +157,13 @@ class ImageTask(Task):
         ways = ["--encoder or --size needs less as well"]
         if self.settings.multiplicity > 2:
             ways.append("so does a --multiplicity of 2")
+        if self.settings.local_crops:
+            ways.append("so do fewer --local-crops")
         if self.settings.rotation_weight:
             ways.append("so does a smaller --rotation-size")
         advice = f"a smaller {', '.join(ways)}"
-        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice)
+        crops = self.settings.local_crops, self.settings[LocalCropOptions].size(self.settings.size)
+        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice, *crops)
 
     def embedding_dim(self) -> int:
         """The option `dim`."""

@@ -3,9 +3,9 @@
 A function from facts about a folder and the machine to values: no image is read here, and the same folder on the same
 kind of device gives the same values.
 
-On a CPU they are for less than two minutes of training on two cores with some hundred images: a small ResNet, images of 48
-pixels, and as many epochs as that allows. Larger folders have fewer epochs, and take longer all the same. On a GPU it
-is ResNet-18 with images of up to 224 pixels.
+On a CPU they are for less than two minutes of training on two cores with some hundred images: a small ResNet, images
+of 48 pixels, and as many epochs as that allows. Larger folders have fewer epochs, and take longer all the same. On a
+GPU it is ResNet-18 with images of up to 224 pixels.
 """
 
 from __future__ import annotations

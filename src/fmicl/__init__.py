@@ -71,28 +71,7 @@ _HOMES = {
     "train": "training.pipeline",
 }
 
-EXTRAS = {
-    package: extra
-    for extra, packages in {
-        "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision "
-        "tyro",
-        "text": "datasets sentence_transformers transformers",
-    }.items()
-    for package in packages.split()
-}
-"""Which extra brings a package that not everything here needs."""
-
 __all__ = [*_HOMES, *_MODULES]
-
-
-def how_to_install(extra: str) -> str:
-    """The command that brings an extra; fmicl is on no package index.
-
-    Example:
-        >>> how_to_install("train")
-        "pip install -e '.[train]' in the folder of fmicl's clone"
-    """
-    return f"pip install -e '.[{extra}]' in the folder of fmicl's clone"
 
 
 def __getattr__(name: str) -> Any:
@@ -100,10 +79,12 @@ def __getattr__(name: str) -> Any:
         try:
             value = getattr(import_module(f"fmicl.{_HOMES[name]}"), name)
         except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in EXTRAS:
+            from fmicl.utils.extras import missing_package
+
+            found = missing_package(error)
+            if found is None:
                 raise
-            how = how_to_install(EXTRAS[package])
+            package, how = found
             raise ImportError(f"fmicl.{name} needs the package {package}, which is not there: {how}") from error
     elif name in _MODULES:
         value = import_module(f"fmicl.{_MODULES[name]}")
@@ -114,4 +95,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The public names alone: completion should not offer what this module imports."""
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

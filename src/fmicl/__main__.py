@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fmicl import EXTRAS, how_to_install
+from fmicl.utils.extras import missing_package
 
 
 def main() -> int:
@@ -14,10 +14,11 @@ def main() -> int:
 
         return run()
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS:
+        found = missing_package(error)
+        if found is None:
             raise
-        print(f"fmicl: error: there is no package {package}; needs: {how_to_install(EXTRAS[package])}", file=sys.stderr)
+        package, how = found
+        print(f"fmicl: error: there is no package {package}; needs: {how}", file=sys.stderr)
         return 2
 
 

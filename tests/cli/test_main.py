@@ -13,6 +13,7 @@ import pytest
 import fmicl as package
 from command_line import fmicl, python
 from fmicl.cli import main as cli
+from fmicl.utils.extras import how_to_install
 
 COMMANDS = ("train", "sweep", "evaluate", "embed", "report")
 
@@ -81,7 +82,7 @@ def test_a_missing_package_is_one_line_with_the_extra_that_brings_it(
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert done.stderr.startswith("fmicl: error: ")
     assert f"{missing}" in done.stderr
-    assert package.how_to_install(extra) in done.stderr
+    assert how_to_install(extra) in done.stderr
 
 
 def test_load_encoder_says_which_extra_it_needs() -> None:
@@ -89,7 +90,7 @@ def test_load_encoder_says_which_extra_it_needs() -> None:
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("ImportError: fmicl.load_encoder ")
     assert "safetensors" in last
-    assert package.how_to_install("train") in last
+    assert how_to_install("train") in last
 
 
 def words_of(shown: str) -> str:
@@ -163,3 +164,10 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setenv("FMICL_TRACEBACK", "1")
     with pytest.raises(ValueError, match="wrong"):
         cli.main(["train", "digits"])
+
+
+def test_dir_lists_public_names_alone() -> None:
+    import fmicl.divergences  # noqa: F401 (sets attributes of the package)
+
+    shown = {name for name in dir(package) if not name.startswith("__")}
+    assert shown == set(package.__all__)

@@ -14,6 +14,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "stl10": {"batch_size": 12, "encoder": "resnet18", "size": 64},
     "tinyimagenet": {"batch_size": 6, "encoder": "resnet18"},
     "imagenet": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 2, "size": 32, "memory_gib": 0.0},
+    "imagenet_mocov3": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 1, "size": 32, "memory_gib": 0.0},
     "images": {"batch_size": 4, "size": 32},
 }
 

@@ -145,7 +145,7 @@ def test_rotated_images_do_not_update_running_statistics(name: str) -> None:
 @pytest.mark.parametrize("objective", [fmicl.InfoNCELoss(0.2), fmicl.FMICLLoss("js")], ids=["infonce", "fmicl"])
 def test_a_step_names_its_outputs(objective: nn.Module) -> None:
     """Also if the objective has no terms, so that a name between others is missing."""
-    module = TrainingModule(rotated("simclr", objective), Optimisation(total_steps=4))
+    module = TrainingModule(rotated("simclr", objective), Optimisation(total_batches=4))
     module.optimizers = lambda *_, **__: module.configure_optimizers()  # type: ignore[assignment,method-assign]
     found = module.training_step(Batch(*views(), torch.arange(6)), 0)
     terms = {"terms"} if isinstance(objective, fmicl.FMICLLoss) else set()

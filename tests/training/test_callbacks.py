@@ -22,7 +22,7 @@ from small_settings import digits
 
 
 def some_module() -> TrainingModule:
-    return TrainingModule(SimCLR(SmallConv(1, 4), torch.nn.Identity(), dim=8, hidden=16), Optimisation(total_steps=10))
+    return TrainingModule(SimCLR(SmallConv(1, 4), torch.nn.Identity(), dim=8, hidden=16), Optimisation(total_batches=10))
 
 
 def test_a_delayed_check_names_the_batch_that_broke() -> None:
@@ -36,7 +36,7 @@ def test_a_delayed_check_names_the_batch_that_broke() -> None:
 
 
 def logger_of(run: Run | None, finite: FiniteLossCheck | None = None) -> MetricsLogger:
-    return MetricsLogger(run, 10, total=20, finite=finite)
+    return MetricsLogger(run, finite=finite)
 
 
 def points(run: Run, name: str) -> list[int]:
@@ -101,7 +101,7 @@ def test_collapse_is_warned_of_once_with_advice() -> None:
     said: list[str] = []
     settings = digits(divergence="reverse_kl")
     advice = settings.objective_options.collapse_advice(settings.objective_context(settings.dim))
-    logger = MetricsLogger(None, 5, total=20, collapse_advice=advice, say=said.append)
+    logger = MetricsLogger(None, collapse_advice=advice, say=said.append)
     logger._warn_of_collapse(1.1, 1, embeddings=2)  # whose rank is at most two
     assert not said
     for rank in (5.0, 1.1, 1.05, 3.0, 1.2):

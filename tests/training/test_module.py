@@ -20,7 +20,7 @@ def some_module(**changes: object) -> TrainingModule:
     torch.manual_seed(0)
     module = TrainingModule(
         build_image_method(settings, build_image_encoder(settings)),
-        Optimisation(warmup_steps=2, total_steps=4, total_batches=7, accumulate=2),
+        Optimisation(warmup_steps=2, total_batches=7, accumulate=2),
     )
     optimizer = module.configure_optimizers()
     module.optimizers = lambda *_, **__: optimizer  # type: ignore[assignment,method-assign]

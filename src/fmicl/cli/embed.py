@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from fmicl.cli.command import command
 from fmicl.utils.validation import TokenPooling
 
 
@@ -65,7 +65,4 @@ class Embed:
         print(f"{count} images -> {self.output}")
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words and embed."""
-    tyro.cli(Embed, prog="fmicl embed", args=list(words))()
-    return 0
+run = command(Embed)

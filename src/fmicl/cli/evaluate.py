@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from fmicl.cli.command import command
 from fmicl.runs.folder import READ_ONLY_HINT, Run
 from fmicl.runs.tables import print_results, print_sts
 from fmicl.utils.files import check_writable
@@ -78,7 +78,4 @@ class Evaluate:
             print(f"page: {write_report(self.run)}")
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words and evaluate."""
-    tyro.cli(Evaluate, prog="fmicl evaluate", args=list(words))()
-    return 0
+run = command(Evaluate)

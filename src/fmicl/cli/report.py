@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from fmicl.cli.command import command
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,4 @@ class Report:
         print(f"page: {write_report(run.path)}")
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words and write the page."""
-    tyro.cli(Report, prog="fmicl report", args=list(words))()
-    return 0
+run = command(Report)

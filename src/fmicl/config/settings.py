@@ -72,6 +72,7 @@ class TaskOptions:
         contrast_views: whether the negatives of a softmax loss are the other second views alone.
         high_precision: whether the objective needs inner products in float32.
         packages: whose versions are worth recording.
+        loader: how Python loads the encoder of a run.
     """
 
     name: str
@@ -83,6 +84,7 @@ class TaskOptions:
     contrast_views: bool = False
     high_precision: bool = False
     packages: tuple[str, ...] = ()
+    loader: str = ""
 
 
 TASKS: dict[str, TaskOptions] = {}
@@ -301,8 +303,13 @@ class Settings:
 
     @property
     def objective_options(self) -> ObjectiveOptions:
-        """The options of the chosen objective."""
-        return cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
+        """The options of what is optimised: the chosen objective, or the method's own loss.
+
+        Raises:
+            ValueError: the method doesn't take this objective.
+        """
+        chosen = cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
+        return self.method_options.resolve_objective(chosen)
 
     def objective_context(self, dim: int = 512) -> ObjectiveContext:
         """What the objective is told about the run, with embeddings of this dimension."""
@@ -335,6 +342,11 @@ class Settings:
     def _reasons(self) -> dict[str, str]:
         """Options of groups that are used, or of others, that these declare without effect, with the reason."""
         found: dict[str, str] = {}
+        if self.method_options.own_loss:
+            reason = f"method {self.method} has a loss of its own"
+            kinds = ("objective", "divergence")
+            owners = self.schema.owners.items()
+            found = {name: reason for name, groups in owners if all(g.title.startswith(kinds) for g in groups)}
         for group in self._groups.values():
             if hasattr(group, "why_unused"):
                 found |= group.why_unused()

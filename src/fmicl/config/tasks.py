@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmicl.config.settings import TASKS, Group, Settings, TaskOptions
-from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.data.images.options import ImageDataOptions
 from fmicl.data.text.options import TextDataOptions
 from fmicl.evaluation.options import EvaluationOptions
@@ -29,6 +29,10 @@ class BatchNormOptions:
 
 def _check_images(settings: Settings) -> None:
     settings[RotationOptions].size(settings.size)
+    if settings.local_crops and not settings.method_options.method.local_crops:
+        raise ValueError(
+            f"method {settings.method} takes no local crops, but local_crops is {settings.local_crops}: leave it at 0"
+        )
     if settings.multiplicity == 2:
         return
     if not settings.method_options.method.many_views:
@@ -45,7 +49,10 @@ def _check_images(settings: Settings) -> None:
 
 
 def _resolve_images(settings: Settings) -> dict[str, Any]:
-    return {"rotation_size": settings[RotationOptions].size(settings.size)}
+    return {
+        "rotation_size": settings[RotationOptions].size(settings.size),
+        "local_size": settings[LocalCropOptions].size(settings.size),
+    }
 
 
 IMAGES = TaskOptions(
@@ -54,6 +61,7 @@ IMAGES = TaskOptions(
         Group(ImageDataOptions, "data"),
         Group(Views, "views"),
         Group(SecondViewOptions, "second view"),
+        Group(LocalCropOptions, "local crops"),
         Group(RotationOptions, "rotation prediction"),
         Group(EncoderOptions, "encoder"),
         Group(ImageHeadOptions, "projection head"),
@@ -63,6 +71,7 @@ IMAGES = TaskOptions(
     check=_check_images,
     resolve=_resolve_images,
     packages=("timm", "torchvision", "scikit-learn"),
+    loader="fmicl.load_encoder(RUN)",
 )
 
 
@@ -85,6 +94,7 @@ TEXT = TaskOptions(
     contrast_views=True,  # SimCSE compares each first view with all second ones
     high_precision=True,  # at gamma = 20, inner products in bfloat16 would put the gradient off by several percent
     packages=("transformers", "tokenizers", "sentence-transformers"),
+    loader="sentence_transformers.SentenceTransformer(RUN)",
 )  # fmt: skip
 
 TASKS.update({task.name: task for task in (IMAGES, TEXT)})

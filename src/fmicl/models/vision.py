@@ -90,7 +90,15 @@ class SmallConv(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (N, 8 * width) of images (N, C, H, W)."""
-        maps = self.body(images)
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The feature map (N, 4 * width, H / 2, W / 2), as timm's models name it."""
+        maps: Tensor = self.body(images)
+        return maps
+
+    def forward_head(self, maps: Tensor) -> Tensor:
+        """Features (N, 8 * width) of a feature map."""
         return torch.cat([maps.mean((2, 3)), maps.amax((2, 3))], dim=1)
 
 
@@ -206,6 +214,26 @@ def _set_num_features(model: nn.Module, name: str, size: int, channels: int) -> 
     return model
 
 
+def feature_map_width(encoder: nn.Module, size: int, channels: int) -> int:
+    """Channels of the feature map that ``forward_features`` gives, (N, C, H, W) or tokens (N, T, C); by a trial.
+
+    Raises:
+        ValueError: the encoder has no feature map.
+
+    Example:
+        >>> feature_map_width(SmallConv(), 8, 1)
+        128
+    """
+    if not all(hasattr(encoder, name) for name in ("forward_features", "forward_head")):
+        raise ValueError(f"a {type(encoder).__name__} has no feature maps: take a timm model or small_conv")
+    with evaluation_mode(encoder), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        maps = encoder.forward_features(torch.zeros(2, channels, size, size))  # type: ignore[operator]
+    if not isinstance(maps, Tensor) or maps.ndim not in (3, 4):
+        shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
+        raise ValueError(f"a {type(encoder).__name__} gives no feature maps, but {shape}: take another --encoder")
+    return int(maps.shape[1] if maps.ndim == 4 else maps.shape[2])
+
+
 def check_input_size(model: nn.Module, name: str, size: int, channels: int) -> int:
     """Number of features that an encoder gives for images of a size, found by a trial; it leaves no trace.
 
@@ -314,21 +342,21 @@ def mlp(sizes: tuple[int, ...], *, last_norm: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def projection_head(features: int, hidden: int, dim: int, *, last_norm: bool = False) -> nn.Sequential:
-    """The 3-layer projection head: features -> hidden -> hidden -> dim.
+def projection_head(features: int, hidden: int, dim: int, *, layers: int = 3, last_norm: bool = False) -> nn.Sequential:
+    """The projection head, by default of 3 layers: features -> hidden -> hidden -> dim.
 
     Example:
         >>> sum(isinstance(layer, nn.Linear) for layer in projection_head(512, 2048, 512))
         3
     """
-    return mlp((features, hidden, hidden, dim), last_norm=last_norm)
+    return mlp((features, *[hidden] * (layers - 1), dim), last_norm=last_norm)
 
 
-def predictor(dim: int, hidden: int) -> nn.Sequential:
-    """MoCo v3's predictor: dim -> hidden -> dim, on the online branch only.
+def predictor(dim: int, hidden: int, *, last_norm: bool = True) -> nn.Sequential:
+    """The predictor of BYOL and, with normalised outputs, of MoCo v3: dim -> hidden -> dim, on the online branch only.
 
     Example:
         >>> predictor(64, 256)(torch.zeros(2, 64)).shape
         torch.Size([2, 64])
     """
-    return mlp((dim, hidden, dim), last_norm=True)
+    return mlp((dim, hidden, dim), last_norm=last_norm)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from fmicl.config import Settings
-from fmicl.models.vision import build_encoder, projection_head
+from fmicl.models.vision import build_encoder
 from fmicl.runs.folder import Run, open_run
-from fmicl.runs.settings import read_settings, read_task
+from fmicl.runs.settings import read_settings, require_task
 from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
@@ -85,8 +85,7 @@ def load_encoder(run: Path | str) -> nn.Module:
         ValueError: the weights don't match the config, or it is a text run.
     """
     folder = open_run(run)
-    if read_task(folder) == "text":
-        raise ValueError(f"{folder.path} is a run on text: sentence_transformers.SentenceTransformer(RUN) loads it")
+    require_task(folder, "images")
     config = EncoderConfig.read(folder)
     if not folder.encoder.exists():
         raise FileNotFoundError(f"{folder.encoder} is missing: copy the whole run folder")
@@ -108,7 +107,6 @@ def load_projection(run: Run) -> nn.Module:
     if not run.projection.exists():
         raise FileNotFoundError(f"{run.projection} is missing: the training of {run.path} has not ended")
     features = EncoderConfig.read(run).features
-    last_norm = settings.method_options.method.last_norm
-    head = projection_head(features, settings.hidden, settings.dim, last_norm=last_norm)
+    head = settings.method_options.method.projection_head(features, settings.hidden, settings.dim)
     head.load_state_dict(load_file(run.projection))
     return head.eval()

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fmicl.methods import METHODS
 from fmicl.runs.figures import COLOURS, distance_figure, metric_curve, neighbour_figure, read_metrics
 from fmicl.runs.folder import Run
 from fmicl.utils.files import write_atomically
@@ -116,7 +117,9 @@ def _facts(settings: Mapping[str, Any]) -> list[str]:
     """The line below the title: method and objective, seed, device, start."""
     chosen = settings.get("settings")
     chosen = chosen if isinstance(chosen, dict) else {}
-    keys = ["method", "objective", "divergence", "encoder", "model"]
+    method = str(chosen.get("method"))
+    own = method in METHODS and METHODS[method].value.own_loss
+    keys = ["method", *([] if own else ["objective", "divergence"]), "encoder", "model"]
     what = " ".join(str(chosen[key]) for key in keys if chosen.get(key) is not None)
     if _is_number(chosen.get("rotation_weight")) and chosen["rotation_weight"]:
         what += f" + rotation {chosen['rotation_weight']:g}"

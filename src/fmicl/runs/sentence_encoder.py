@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fmicl import how_to_install
 from fmicl.evaluation.sts import Encode
 from fmicl.models.text import pooled_transformer, quiet_transformers
 from fmicl.runs.folder import Run
-from fmicl.runs.settings import read_task
+from fmicl.runs.settings import require_task
 from fmicl.utils.device import pick_device
+from fmicl.utils.extras import how_to_install
 from fmicl.utils.validation import TokenPooling
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ def check_sentence_encoder(path: Path, pooling: TokenPooling | None = None) -> N
         if pooling is not None:
             raise ValueError(f"{path} defines its own pooling (modules.json): leave --pooling out")
         return
-    if run.settings.is_file() and read_task(run) == "text":
+    if run.settings.is_file():
+        require_task(run, "text")
         raise FileNotFoundError(
             f"{path} has no modules.json yet: its training has not ended; continue it with `fmicl train ... --resume`"
         )
-    if run.settings.is_file():
-        raise ValueError(f"{path} is a run on images; a sentence encoder is needed here")
     if (path / "config.json").is_file():
         if pooling is not None:
             return

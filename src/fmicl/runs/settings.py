@@ -5,13 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from fmicl.config import Settings
+from fmicl.config import TASKS, Settings
 from fmicl.runs.folder import Run
 from fmicl.utils.device import describe_device
 from fmicl.utils.files import read_json, write_json
 from fmicl.utils.provenance import command_line, commit, versions
+from fmicl.utils.registry import unknown_name
 
-__all__ = ["read_fingerprint", "read_settings", "read_task", "write_settings"]
+__all__ = ["read_fingerprint", "read_settings", "read_task", "require_task", "write_settings"]
 
 
 def write_settings(run: Run, settings: Settings, device: str, data: dict[str, Any] | None = None) -> None:
@@ -44,11 +45,22 @@ def read_settings(run: Run, task: str | None = None) -> Settings:
     Raises:
         ValueError: it is a run of another task, has settings that this version doesn't know, or is not a run.
     """
-    found = read_task(run)
-    if task is not None and found != task:
-        raise ValueError(f"{run.path} is a run on {found}, not on {task}")
-    saved = read_json(run.settings)
+    if task is not None:
+        require_task(run, task)
+    found, saved = read_task(run), read_json(run.settings)
     return Settings.from_json(str(saved["recipe"]), saved["settings"], found)
+
+
+def require_task(run: Run, task: str) -> None:
+    """Refuse a run that was trained on something else.
+
+    Raises:
+        ValueError: it is a run of another task; the message says how its encoder is loaded.
+    """
+    found = read_task(run)
+    if found != task:
+        loader = TASKS[found].loader
+        raise ValueError(f"{run.path} is a run on {found}, not on {task}; in Python, {loader} loads its encoder")
 
 
 def read_task(run: Run) -> str:
@@ -61,6 +73,8 @@ def read_task(run: Run) -> str:
     missing = {"recipe", "task", "settings"} - saved.keys()
     if missing:
         raise ValueError(f"{run.settings} is not that of a run of this version: it has no {', '.join(sorted(missing))}")
+    if saved["task"] not in TASKS:
+        raise ValueError(f"{run.settings}: {unknown_name('task', saved['task'], TASKS)}")
     return str(saved["task"])
 
 

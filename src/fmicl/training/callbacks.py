@@ -133,8 +133,6 @@ class MetricsLogger(Callback):
 
     Args:
         run: the folder, or None on all processes but the first.
-        batches_per_epoch: length of an epoch.
-        total: batches of the run.
         every: batches of a row; the last row may have fewer. None: an epoch.
         monitor: the score of the encoder.
         collapse_advice: what the warning of collapse recommends.
@@ -145,17 +143,14 @@ class MetricsLogger(Callback):
     def __init__(
         self,
         run: Run | None,
-        batches_per_epoch: int,
         *,
-        total: int,
         every: int | None = None,
         monitor: Monitor | None = None,
         collapse_advice: str = "",
         say: Callable[[str], None] = print,
         finite: FiniteLossCheck | None = None,
     ) -> None:
-        self.run, self.batches_per_epoch, self.total = run, batches_per_epoch, total
-        self.every = every or batches_per_epoch
+        self.run, self.every = run, every
         self.monitor = monitor or Monitor()
         self.collapse_advice, self.say, self.finite = collapse_advice, say, finite
         self.columns = (
@@ -223,8 +218,9 @@ class MetricsLogger(Callback):
         self._write_points(wait=False)
         if self._row is not None and self._row.done():
             self.finish_row()
-        if pl_module.batches % self.every == 0 or pl_module.batches == self.total:
-            self._end_row(trainer, pl_module, outputs, (pl_module.batches - 1) % self.every + 1)
+        every = self.every or pl_module.optimisation.batches_per_epoch
+        if pl_module.batches % every == 0 or pl_module.batches == pl_module.optimisation.total_batches:
+            self._end_row(trainer, pl_module, outputs, (pl_module.batches - 1) % every + 1)
 
     def _write_points(self, *, wait: bool) -> None:
         """Hand TensorBoard the points that have arrived from the GPU, or all of them."""
@@ -251,8 +247,8 @@ class MetricsLogger(Callback):
     def _start_row(self, module: TrainingModule, outputs: dict[str, Tensor], loss: Tensor, rate: float) -> None:
         """Measure the last batch's embeddings and write the row: on the CPU, while a GPU continues."""
         self.finish_row()
-        whole, part = divmod(module.batches, self.batches_per_epoch)
-        epoch = round(module.batches / self.batches_per_epoch, 6) if part else whole
+        length = module.optimisation.batches_per_epoch
+        epoch = round(module.batches / length, 6) if module.batches % length else module.batches // length
         step, seconds = module.step, self.seconds + time.monotonic() - self._since
         score = self._score(module, epoch)
         wanted = {"mean": loss.detach()}

@@ -53,17 +53,15 @@ class RemainingBatches:
     The start is read from ``module.batches`` when the pass begins, and so after a checkpoint was loaded.
     """
 
-    def __init__(self, stream: Stream, module: TrainingModule, epochs: int) -> None:
+    def __init__(self, stream: Stream, module: TrainingModule) -> None:
         self.stream, self.module = stream, module
-        self.total = epochs * len(stream)
 
     def __len__(self) -> int:
-        return self.total - self.module.batches
+        return self.module.optimisation.total_batches - self.module.batches
 
     def __iter__(self) -> Iterator[Batch]:
-        start = self.module.batches
-        first, batch = divmod(start, len(self.stream))
-        for epoch in range(first, self.total // len(self.stream)):
+        first, batch = divmod(self.module.batches, len(self.stream))
+        for epoch in range(first, self.module.optimisation.total_batches // len(self.stream)):
             self.stream.set_position(epoch, batch if epoch == first else 0)
             yield from self.stream
 
@@ -81,8 +79,6 @@ class Checkpointer(Callback):
         finite: checked before a checkpoint is written.
         signals: whether the run is to stop.
         resume: continue from the checkpoint in the folder, if there is one.
-        batches_per_epoch: length of an epoch.
-        total: batches of the run.
         minutes: longest time between two checkpoints.
         steps: longest distance between two checkpoints; 0 is no limit.
     """
@@ -95,14 +91,11 @@ class Checkpointer(Callback):
         signals: StopSignals,
         *,
         resume: bool,
-        batches_per_epoch: int,
-        total: int,
         minutes: float,
         steps: int,
     ) -> None:
         self.run, self.metrics, self.finite, self.signals = run, metrics, finite, signals
-        self.resume, self.batches_per_epoch, self.total = resume, batches_per_epoch, total
-        self.minutes, self.steps = minutes, steps
+        self.resume, self.minutes, self.steps = resume, minutes, steps
         self._optimizer: dict[str, Any] | None = None
         self._last = time.monotonic()
         self._last_step = 0
@@ -143,13 +136,14 @@ class Checkpointer(Callback):
     ) -> None:
         """Write a checkpoint if one is due, and stop if a signal came."""
         assert isinstance(pl_module, TrainingModule)
-        done = pl_module.batches == self.total
-        if pl_module.batches % pl_module.optimisation.accumulate and not done:
+        optimisation = pl_module.optimisation
+        done = pl_module.batches == optimisation.total_batches
+        if pl_module.batches % optimisation.accumulate and not done:
             return
         self.stopped = trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
         age = time.monotonic() - self._last
         due = self.steps > 0 and pl_module.step - self._last_step >= self.steps
-        due |= pl_module.batches % self.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
+        due |= pl_module.batches % optimisation.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
         if self.run is not None and (done or due or self.stopped or age > 60 * self.minutes):
             self.write(trainer, pl_module)
         if self.stopped:

@@ -97,10 +97,10 @@ class TrainingModule(LightningModule):
         seed_device(mix_seed(self.optimisation.seed, self.batches, self.global_rank), self.device)
         if self.batches % self.optimisation.accumulate == 0:
             self.start_step()
-        first, second = batch.first, batch.second
+        views = [batch.first, batch.second, *([] if batch.local is None else [batch.local])]
         if self.channels_last:
-            first, second = (x.contiguous(memory_format=torch.channels_last) for x in (first, second))
-        tensors = self._loss(first, second)
+            views = [x.contiguous(memory_format=torch.channels_last) for x in views]
+        tensors = self._loss(*views)
         values = dict(zip(self._names, tensors, strict=True))
         self._second = values["second"]
         self.batches += 1
@@ -119,23 +119,23 @@ class TrainingModule(LightningModule):
         assert self._second is not None
         self.method.after_backward(self._second)
 
-    def _loss(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+    def _loss(self, *views: Tensor) -> tuple[Tensor, ...]:
         """The parts of the comparison that there are: from the captured graph if there is one."""
         if not (self.capture and self.training):
-            return self._eager_loss(first, second)
+            return self._eager_loss(*views)
         if self._captured is None:
             try:
                 parts: list[nn.Module] = [*self.method.networks(), self.method.objective]  # it may have parameters
-                self._captured = capture_graph(self._eager_loss, parts, first, second)
+                self._captured = capture_graph(self._eager_loss, parts, *views)
             except RuntimeError as error:  # a network that reads values on the host can't be captured
                 self.capture = False
                 reason = str(error).strip().splitlines()[0]
                 warnings.warn(f"the step can't be captured as a CUDA graph, so it is slower: {reason}", stacklevel=2)
-                return self._eager_loss(first, second)
-        return self._captured(first, second)
+                return self._eager_loss(*views)
+        return self._captured(*views)
 
-    def _eager_loss(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        found = {name: x for name, x in self.method.loss(first, second)._asdict().items() if x is not None}
+    def _eager_loss(self, *views: Tensor) -> tuple[Tensor, ...]:
+        found = {name: x for name, x in self.method.loss(*views)._asdict().items() if x is not None}
         self._names = tuple(found)
         return tuple(found.values())
 

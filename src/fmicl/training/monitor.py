@@ -35,3 +35,7 @@ class Monitor:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take a state back."""
+
+    def load_best(self, method: Method) -> dict[str, Any] | None:
+        """Load the best weights so far and describe them for results.json; None if it keeps none."""
+        return None

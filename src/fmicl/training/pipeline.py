@@ -177,25 +177,20 @@ def fit(
         Stopped: by Ctrl-C, SIGTERM or SIGHUP; a checkpoint is left, unless a second Ctrl-C came before it was written.
         BatchTooLargeError: the memory ran out.
     """
-    device, processes, epoch = task.context.device, task.context.processes, len(task.stream)
-    remaining = RemainingBatches(task.stream, module, settings.epochs)
+    device, processes = task.context.device, task.context.processes
     signals = StopSignals(announce=run is not None)
     finite = FiniteLossCheck(module.describe(), None if run is None else run.checkpoint)
     advice = settings.objective_options.collapse_advice(settings.objective_context(task.embedding_dim()))
     metrics = MetricsLogger(
-        run, epoch, total=remaining.total, every=task.row_batches, monitor=monitor, collapse_advice=advice, say=say,
-        finite=finite,
-    )  # fmt: skip
+        run, every=task.row_batches, monitor=monitor, collapse_advice=advice, say=say, finite=finite
+    )
     checkpointer = Checkpointer(
-        run, metrics, finite, signals, resume=resume, batches_per_epoch=epoch, total=remaining.total,
-        minutes=settings.checkpoint_minutes, steps=settings.checkpoint_steps,
+        run, metrics, finite, signals,
+        resume=resume, minutes=settings.checkpoint_minutes, steps=settings.checkpoint_steps,
     )  # fmt: skip
     callbacks: list[Any] = [finite, metrics, checkpointer]
     if run is not None:
-        live = sys.stdout.isatty()
-        callbacks.append(
-            ProgressDisplay(remaining.total, epoch, settings.batch_size, say=say, live=live, unit=task.unit)
-        )
+        callbacks.append(ProgressDisplay(settings.batch_size, say=say, live=sys.stdout.isatty(), unit=task.unit))
     if device.type == "cuda":
         if task.channels_last:
             module.channels_last = True
@@ -227,7 +222,7 @@ def fit(
     )
     try:
         with explain_out_of_memory(task.batch_description(), task.memory_hint):
-            trainer.fit(module, remaining)
+            trainer.fit(module, RemainingBatches(task.stream, module))
     except SystemExit as exit_:  # Lightning's answer to a second Ctrl-C, or to one before the first batch
         message = "" if run is None else how_to_continue(run)
         raise Stopped(message, signals.received or signal.SIGINT) from exit_
@@ -238,8 +233,9 @@ def fit(
     finally:
         signals.restore()
     if checkpointer.stopped or signals.received:
-        message = f"stopped after batch {module.batches} of {remaining.total}; the same command with --resume continues"
-        raise Stopped("" if run is None else f"{message} from there", signals.received or signal.SIGTERM)
+        done = f"stopped after batch {module.batches} of {module.optimisation.total_batches}"
+        message = f"{done}; the same command with --resume continues from there"
+        raise Stopped("" if run is None else message, signals.received or signal.SIGTERM)
 
 
 def resolve_precision(settings: Settings, device: torch.device) -> Literal["32-true", "bf16-mixed"]:

@@ -18,8 +18,6 @@ class ProgressDisplay(Callback):
     """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
 
     Args:
-        total: batches of the run.
-        batches_per_epoch: length of an epoch.
         batch_size: samples of a batch.
         say: where lines go without a terminal.
         live: draw a bar.
@@ -28,16 +26,13 @@ class ProgressDisplay(Callback):
 
     def __init__(
         self,
-        total: int,
-        batches_per_epoch: int,
         batch_size: int,
         *,
         say: Callable[[str], None],
         live: bool,
         unit: str = "images",
     ) -> None:
-        self.total, self.batches_per_epoch, self.batch_size = total, batches_per_epoch, batch_size
-        self.say, self.live, self.unit = say, live, unit
+        self.batch_size, self.say, self.live, self.unit = batch_size, say, live, unit
         self._bar: Any = None
         self._task: Any = None
         self._shown, self._done = 0.0, 0  # when, and where the run stood
@@ -54,7 +49,8 @@ class ProgressDisplay(Callback):
             text += f"{self.unit}/s  time left"
             self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
             self._bar.start()
-            self._task = self._bar.add_task("", total=self.total, completed=self._done, epoch="", loss="", rate="")
+            total = pl_module.optimisation.total_batches
+            self._task = self._bar.add_task("", total=total, completed=self._done, epoch="", loss="", rate="")
 
     def on_train_batch_end(
         self,
@@ -67,18 +63,19 @@ class ProgressDisplay(Callback):
         """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
         assert isinstance(pl_module, TrainingModule)
         now, done = time.monotonic(), pl_module.batches
-        if now - self._shown < (0.25 if self.live else 10.0) and done < self.total:
+        total, length = pl_module.optimisation.total_batches, pl_module.optimisation.batches_per_epoch
+        if now - self._shown < (0.25 if self.live else 10.0) and done < total:
             return
         recent = (done - self._done) / max(now - self._shown, 1e-9)
         rate = self._rate = recent if self._rate is None else 0.7 * self._rate + 0.3 * recent
         self._shown, self._done = now, done
         loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
-        epoch = f"{-(-done // self.batches_per_epoch)}/{self.total // self.batches_per_epoch}"
+        epoch = f"{-(-done // length)}/{total // length}"
         samples = f"{rate * self.batch_size:.0f}"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, epoch=epoch, loss=f"{loss:.4f}", rate=samples)
         else:
-            left = (self.total - done) / rate
+            left = (total - done) / rate
             self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {format_duration(left)}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -44,6 +44,7 @@ class ViewStream(Stream):
         world_size: number of processes.
         workers: processes that decode files; 0 decodes in this one. Arrays need none.
         multiplicity: views of each sample in a batch; more than two have the same options.
+        local: options of local crops, and how many of each sample there are; None for none.
         compile: compile the augmentations, which pays on a GPU: small images by one kernel
             (`fmicl.data.augmentations.fused`), others by torch.compile.
         report: called with the files that an epoch was the first to find undecodable; None warns of them.
@@ -73,6 +74,7 @@ class ViewStream(Stream):
         world_size: int = 1,
         workers: int = 0,
         multiplicity: int = 2,
+        local: tuple[Views, int] | None = None,
         compile: bool = False,
         report: Callable[[Sequence[Skipped]], None] | None = None,
     ) -> None:
@@ -88,11 +90,13 @@ class ViewStream(Stream):
         self.undecodable: set[int] = set()
         self._report = report or _warn
         self._makers = [ViewMaker(options) for options in (*views, *views[:1] * (multiplicity - 2))]
+        self._local = None if local is None or not local[1] else (ViewMaker(local[0]), local[1])
         self._views: Callable[..., Tensor] = _array_views
         self._colours: Callable[..., Tensor] = _colour_views
         if compile:
             arrays = isinstance(self.samples, ArraySamples)
-            one_kernel = arrays and all(can_fuse_views(options, self.samples.images) for options in views)  # type: ignore[union-attr]
+            families = views if self._local is None else (*views, self._local[0].views)
+            one_kernel = arrays and all(can_fuse_views(options, self.samples.images) for options in families)  # type: ignore[union-attr]
             self._views = _kernel_views if one_kernel else torch.compile(_array_views)
             self._colours = torch.compile(_colour_views)
 
@@ -113,16 +117,24 @@ class ViewStream(Stream):
             if same_options:  # all views at once: fewer kernels
                 uniforms = first.uniforms(self.multiplicity * self.batch_size, generator, self.device)
                 made = self._views(first, images, index.repeat(self.multiplicity), uniforms)
-                yield Batch(made[: self.batch_size], made[self.batch_size :], index)
+                first_views, others = made[: self.batch_size], made[self.batch_size :]
             else:
                 drawn = [first.uniforms(self.batch_size, generator, self.device) for _ in self._makers]
                 parts = [self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True)]
-                yield _batch_of(parts, index)
+                first_views, others = _first_and_others(parts)
+            local = None
+            if self._local is not None:
+                crop, number = self._local
+                uniforms = crop.uniforms(number * self.batch_size, generator, self.device)
+                local = self._views(crop, images, index.repeat(number), uniforms)
+            yield Batch(first_views, others, index, local)
 
     def _file_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, FileSamples)
         order = self._order(epoch)
-        dataset = _FileViews(self.samples, [maker.views for maker in self._makers], self.seed, epoch)
+        crop, number = (self._makers[0], 0) if self._local is None else self._local
+        families = [*(maker.views for maker in self._makers), *[crop.views] * number]
+        dataset = _FileViews(self.samples, families, self.seed, epoch)
         loader = load_batches(dataset, order[start:].tolist(), self.workers, self.device)
         found: set[int] = set()
         for batch, (index, broken, *crops) in enumerate(loader, start):
@@ -131,16 +143,20 @@ class ViewStream(Stream):
                 self._report([why_undecodable(self.samples.paths[i]) for i in sorted(found - self.undecodable)])
                 self.undecodable |= found
             generator = seeded_generator(self.seed, epoch, batch, self.rank)
+            makers, crops = list(self._makers), [cropped.to(self.device, non_blocking=True) for cropped in crops]
+            if number:  # all local crops at once
+                makers, crops = [*makers, crop], [*crops[:-number], torch.cat(crops[-number:])]
             made = []
-            for maker, crop in zip(self._makers, crops, strict=True):
-                uniforms = maker.uniforms(self.batch_size, generator, self.device)
-                made.append(self._colours(maker, crop.to(self.device, non_blocking=True), uniforms))
-            yield _batch_of(made, index.to(self.device, non_blocking=True))
+            for maker, cropped in zip(makers, crops, strict=True):
+                uniforms = maker.uniforms(len(cropped), generator, self.device)
+                made.append(self._colours(maker, cropped, uniforms))
+            local = made.pop() if number else None
+            yield Batch(*_first_and_others(made), index.to(self.device, non_blocking=True), local)
 
 
-def _batch_of(views: list[Tensor], index: Tensor) -> Batch:
+def _first_and_others(views: list[Tensor]) -> tuple[Tensor, Tensor]:
     first, *others = views
-    return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index)
+    return first, others[0] if len(others) == 1 else torch.cat(others)
 
 
 def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:

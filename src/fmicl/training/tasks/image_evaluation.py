@@ -210,9 +210,9 @@ def _features_of_views(
     owners: list[Tensor] = []
 
     def batches() -> Iterator[tuple[Tensor, None]]:
-        for first, others, index in stream:
-            owners.append(index.repeat(number))
-            yield torch.cat([first, others])[: number * batch], None
+        for views in stream:
+            owners.append(views.index.repeat(number))
+            yield torch.cat([views.first, views.second])[: number * batch], None
 
     features, _ = extract_features(encoder, batches(), device)
     owner = torch.cat(owners)

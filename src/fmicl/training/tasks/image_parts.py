@@ -9,9 +9,10 @@ from torch import nn
 
 from fmicl.config import Settings
 from fmicl.data import Splits, dataset_info, load_images, summarise_skipped
+from fmicl.data.augmentations.views import LocalCropOptions
 from fmicl.methods import Method, Rotation
 from fmicl.methods.rotation import RotationOptions
-from fmicl.models.vision import build_encoder, check_input_size
+from fmicl.models.vision import build_encoder, check_input_size, feature_map_width
 from fmicl.runs.folder import exclude_runs
 
 __all__ = ["build_image_encoder", "build_image_method", "load_splits"]
@@ -38,14 +39,20 @@ def build_image_encoder(settings: Settings) -> nn.Module:
         depth=settings.depth,
         stable_vit=settings.stable_vit,
     )
+    smaller = settings.method_options.input_sizes(size)
     if settings.rotation_weight:
+        what = f"rotated images (--rotation-weight): take --rotation-size {size}"
+        smaller[what] = settings[RotationOptions].size(size)
+    if settings.local_crops:
+        what = f"local crops (--local-crops): take --local-size {size}"
+        smaller[what] = settings[LocalCropOptions].size(size)
+    for what, side in smaller.items():
         try:
-            check_input_size(encoder, settings.encoder, settings[RotationOptions].size(size), channels)
+            check_input_size(encoder, settings.encoder, side, channels)
         except ValueError as error:
-            raise ValueError(
-                f"{str(error).removesuffix('.')}; these are the rotated images (--rotation-weight): take "
-                f"--rotation-size {size}"
-            ) from error
+            raise ValueError(f"{str(error).removesuffix('.')}; these are the {what}") from error
+    if settings.method_options.feature_maps:
+        feature_map_width(encoder, size, channels)
     return encoder
 
 
@@ -53,7 +60,10 @@ def build_image_method(settings: Settings, encoder: nn.Module) -> Method:
     """The method of the settings around an encoder."""
     context = settings.objective_context(settings.dim)
     objective = settings.objective_options.build(context)
-    method = settings.method_options.build(encoder, objective, dim=settings.dim, hidden=settings.hidden)
+    heads = {"dim": settings.dim, "hidden": settings.hidden}
+    if settings.method_options.feature_maps:
+        heads["local_width"] = feature_map_width(encoder, settings.size, len(settings.mean))
+    method = settings.method_options.build(encoder, objective, **heads)
     if settings.rotation_weight:
         features = int(encoder.num_features)  # type: ignore[arg-type]
         method.rotation = Rotation(

@@ -19,7 +19,7 @@ from fmicl.data import (
     require_data_dir,
     summarise_skipped,
 )
-from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
 from fmicl.methods.rotation import require_finite_at_zero
 from fmicl.models.vision import encoder_specific_options
@@ -58,6 +58,7 @@ class ImageTask(Task):
             world_size=context.processes.world_size,
             workers=settings.workers,
             multiplicity=settings.multiplicity,
+            local=(settings[LocalCropOptions].views(settings[Views]), settings.local_crops),
             compile=context.compiled,
             report=self._report_broken,
         )
@@ -72,7 +73,10 @@ class ImageTask(Task):
             require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
         if dataset_info(settings.dataset).needs_folder:
             require_data_dir(settings.dataset, settings.data_dir, exists=local and not settings.download)
-        parts = ("encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size")
+        parts = (
+            "encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size",
+            "local_crops", "local_size", "method", "parts",
+        )  # fmt: skip
         key = tuple(getattr(settings, name) for name in parts)
         if key in _CHECKED_ENCODERS:
             return
@@ -113,10 +117,13 @@ class ImageTask(Task):
         ways = ["--encoder or --size needs less as well"]
         if self.settings.multiplicity > 2:
             ways.append("so does a --multiplicity of 2")
+        if self.settings.local_crops:
+            ways.append("so do fewer --local-crops")
         if self.settings.rotation_weight:
             ways.append("so does a smaller --rotation-size")
         advice = f"a smaller {', '.join(ways)}"
-        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice)
+        crops = self.settings.local_crops, self.settings[LocalCropOptions].size(self.settings.size)
+        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice, *crops)
 
     def embedding_dim(self) -> int:
         """The option `dim`."""

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fmicl import how_to_install
 from fmicl.config import Settings
 from fmicl.data import LineReader, SentenceStream, describe_text_change, tokenise_file
 from fmicl.evaluation.sts import StsTask, load_sts, load_stsb
@@ -34,6 +33,7 @@ from fmicl.training.memory import BatchDescription
 from fmicl.training.monitor import Monitor
 from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, write_text_results
+from fmicl.utils.extras import how_to_install
 from fmicl.utils.files import read_json, write_atomically, write_json
 
 __all__ = ["StsMonitor", "TextTask", "build_text_method", "check_lengths", "export_text"]
@@ -83,7 +83,12 @@ class TextTask(Task):
 
     @classmethod
     def check(cls, settings: Settings, *, local: bool = True) -> None:
-        """Objective, packages, and whether text and model are named and there."""
+        """Method, objective, packages, and whether text and model are named and there."""
+        if settings.method_options.feature_maps:
+            raise ValueError(
+                f"method {settings.method} needs feature maps of images, which sentences don't have: take another "
+                "--method, such as cpc"
+            )
         settings.objective_options.build(settings.objective_context())
         for package in ("transformers", "sentence_transformers"):
             if find_spec(package) is None:  # what is imported at the end of a run must be there at its start
@@ -140,8 +145,9 @@ class TextTask(Task):
 
     def finish(self, run: Run, method: Method, monitor: Monitor) -> None:
         """Export the best encoder on STS-B dev, or the last one; score it on the STS tasks."""
-        if isinstance(monitor, StsMonitor) and monitor.best:
-            chosen, why = monitor.load_best(method), f"the best on STS-B dev, {monitor.best['stsb_dev']:.2f}"
+        chosen = monitor.load_best(method)
+        if chosen is not None:
+            why = f"the best on STS-B dev, {chosen['stsb_dev']:.2f}"
         else:
             steps = -(-self.settings.epochs * len(self.stream) // self.settings.accumulate)
             chosen = {"step": steps, "stsb_dev": None, "chosen_by": "last step"}
@@ -205,8 +211,10 @@ class StsMonitor(Monitor):
         """Take them back."""
         self.best = dict(state["best"])
 
-    def load_best(self, method: Method) -> dict[str, Any]:
-        """Load the best weights into encoder and head, and describe them for results.json."""
+    def load_best(self, method: Method) -> dict[str, Any] | None:
+        """Load the best weights into encoder and head, and describe them for results.json; None if none had a score."""
+        if not self.best:
+            return None
         method.encoder.load_state_dict(self.best["weights"])
         method.projection.load_state_dict(self.best["head"])
         return {"step": self.best["step"], "stsb_dev": self.best["stsb_dev"], "chosen_by": "STS-B dev"}

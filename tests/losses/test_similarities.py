@@ -122,7 +122,9 @@ class TestPapersCosine:
     def test_the_slope_of_vlc_grows_without_bound(self) -> None:
         critic = fmicl.Cosine(1.0, "identity").critic(fmicl.divergence("vlc"), 2)
         slopes = critic.penalty_and_slope(torch.tensor([0.9, 0.999, 0.99999], dtype=F64))[1]
-        torch.testing.assert_close(slopes, torch.tensor([2 / (1 - t) ** 0.5 - 1 for t in (0.9, 0.999, 0.99999)], dtype=F64))
+        torch.testing.assert_close(
+            slopes, torch.tensor([2 / (1 - t) ** 0.5 - 1 for t in (0.9, 0.999, 0.99999)], dtype=F64)
+        )
 
     def test_names(self) -> None:
         with pytest.raises(ValueError, match="activation .*'tanh'"):

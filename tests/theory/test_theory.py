@@ -255,7 +255,8 @@ class TestMonotonicity:
         places = [-4 + k / 4 for k in range(17)]
         with mpmath.workdps(60):
             signs = [
-                min(mpmath.diff(self.PENALTIES[name], r, k) for r in places) > -mpmath.mpf(10) ** -20 for k in range(1, 9)
+                min(mpmath.diff(self.PENALTIES[name], r, k) for r in places) > -(mpmath.mpf(10) ** -20)
+                for k in range(1, 9)
             ]
         certificate = theory.monotonicity(name, checked=8)
         assert certificate.complete == all(signs)
@@ -324,7 +325,9 @@ class TestEstimationError:
             z = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
             noise = torch.randn(2, samples, 6, generator=generator, dtype=torch.float64)
             views = torch.nn.functional.normalize((z + 0.5 * noise)[:, None] @ heads, dim=-1)
-            losses = [fmicl.functional.fmicl_loss(x, y, kind, alpha=1.0, gamma=0.5) for x, y in zip(*views, strict=True)]
+            losses = [
+                fmicl.functional.fmicl_loss(x, y, kind, alpha=1.0, gamma=0.5) for x, y in zip(*views, strict=True)
+            ]
             return -torch.stack(losses)
 
         expected = torch.stack([objectives(1500) for _ in range(3)]).mean(dim=0)
@@ -340,7 +343,9 @@ class TestEstimationError:
         values = 3 + 2 * torch.rand(number, n, generator=generator, dtype=torch.float64).round()  # a range of 2
         signs = torch.randint(0, 2, (4000, n), generator=generator, dtype=torch.float64) * 2 - 1
         complexity = float((signs @ values.T / n).amax(dim=1).mean())
-        with_class = theory.estimation_error("reverse_kl", n, 0.1, gamma=math.log(3) / 4, log_class_size=math.log(number))
+        with_class = theory.estimation_error(
+            "reverse_kl", n, 0.1, gamma=math.log(3) / 4, log_class_size=math.log(number)
+        )
         alone = theory.estimation_error("reverse_kl", n, 0.1, gamma=math.log(3) / 4)
         massart = (with_class - alone) / (2 + 2 * (1 + math.sqrt(n / (n - 1))))  # r_T = e^(4 gamma) - 1 = 2
         assert 0.5 * massart < complexity <= massart

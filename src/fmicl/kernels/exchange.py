@@ -16,7 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "all_logsumexp", "all_max", "all_sum", "gather_rows", "require_first_order", "ring_exchange", "world_of"]
+__all__ = [
+    "World",
+    "all_logsumexp",
+    "all_max",
+    "all_sum",
+    "gather_rows",
+    "require_first_order",
+    "ring_exchange",
+    "world_of",
+]
 
 # Columns of more bytes than this in all are passed around a ring instead of being gathered at once.
 RING_ABOVE = 256 * 2**20

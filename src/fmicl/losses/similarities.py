@@ -196,6 +196,4 @@ def make_similarity(
         if isinstance(mu, Tensor) or mu != 1.0:
             raise ValueError(f"the cosine similarity has no mu, got mu={mu!r}; only similarity='gaussian' does")
         return Cosine(1 / (2 * gamma), "f_gan" if similarity == "cosine" else "identity")
-    raise ValueError(
-        f"similarity must be 'gaussian', 'cosine', 'cosine_identity' or a Similarity, got {similarity!r}"
-    )
+    raise ValueError(f"similarity must be 'gaussian', 'cosine', 'cosine_identity' or a Similarity, got {similarity!r}")

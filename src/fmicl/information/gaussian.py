@@ -157,7 +157,7 @@ def gaussian_information(correlations: Sequence[float], divergence: str | Diverg
 
     Example:
         >>> round(gaussian_information([0.8], "kl"), 4), round(gaussian_information([0.8], "js"), 4)
-        (0.5108, 0.2167)
+        (0.5108, 0.2673)
     """
     divergence = make_divergence(divergence)
     rho = torch.tensor([abs(float(value)) for value in correlations], dtype=torch.float64)

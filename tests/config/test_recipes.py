@@ -19,7 +19,7 @@ TABLE = {  # encoder, batch, d, lr, gamma, alpha, epochs, k, method
     "tinyimagenet": ("resnet50", 256, 512, 0.1, 1, 40, 800, 200, "simclr"),
     "imagenet": ("vit_small_patch16_224", 1024, 512, 0.1, 1, 40, 1000, None, "mocov3"),
     "imagenet_mocov3": ("vit_small_patch16_224", 1024, 512, 1.5e-4 * 1024 / 256, 1, 40, 1000, None, "mocov3"),
-    "images": (None, 256, 512, 0.1, 1, 40, 200, 20, "simclr"),
+    "images": ("auto", "auto", 128, None, 1, None, "auto", 20, "simclr"),  # by the data
     "digits": ("small_conv", 256, 64, None, 1, None, None, 20, "simclr"),
 }
 

@@ -34,6 +34,7 @@ register_recipe(
     dataset="cifar10", encoder="resnet18", stem="small", dim=512,
     batch_size=512, learning_rate=0.1, alpha=40.0, epochs=800, weight_decay=5e-4, k=200,
     size=32, mean=CIFAR10_MEAN, std=CIFAR10_STD,
+    symmetric=True, queue=32768,  # of MoCo, see docs/systems.md; --no-symmetric --queue 4096 is the paper's form
 )
 register_recipe(
     "stl10",
@@ -70,10 +71,10 @@ register_recipe(
 )
 register_recipe(
     "images",
-    summary="Any encoder on your own folder of images, with or without class subfolders.",
-    dataset="images", encoder="resnet18", dim=512,
-    batch_size=256, learning_rate=0.1, alpha=40.0, epochs=200, k=20,
-    size=224, blur=0.5, mean=IMAGENET_MEAN, std=IMAGENET_STD,
+    summary="Your own folder of images, with or without class subfolders: settings by their number, size and device.",
+    dataset="images", encoder="auto", stem="standard", size="auto", mean="auto", std="auto",
+    batch_size="auto", epochs="auto", learning_rate="auto", optimizer="adamw", weight_decay=0.05, shift="optimal",
+    hidden=512, dim=128, blur=0.0, k=20, baselines=True,
 )
 register_recipe(
     "wikipedia",

@@ -23,12 +23,14 @@ class Batch(NamedTuple):
         index: (B,) int64 on the device, the samples' positions in the dataset.
         local: K local crops of each sample, (K B, C, s, s), all of the first, then all of the second, ...; None if
             there are none.
+        labels: (B,) int64 on the device, their labels, -1 if unknown; None if training is without labels.
     """
 
     first: Tensor
     second: Tensor
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
     local: Tensor | None = None
+    labels: Tensor | None = None
 
 
 class Stream(ABC):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +63,7 @@ class Method(nn.Module):
 
     Attributes:
         rotation: a second term of the loss, of the first views alone; None by default.
+        labels: classes of the current batch, (N,), which :meth:`compare` passes to the objective; None without labels.
     """
 
     last_norm = False
@@ -71,6 +72,8 @@ class Method(nn.Module):
     """Whether the method takes more than two views of a sample."""
     contrast_views = False
     """Whether the negatives of a softmax loss are the other second views alone."""
+    explicit_negatives = False
+    """Whether the method passes negatives of its own to the objective, such as a queue."""
     has_predictor = False
     """Whether a head beside the projection has the width ``hidden``."""
     local_crops = False
@@ -94,6 +97,7 @@ class Method(nn.Module):
         self.projection = projection
         self.objective = objective
         self.rotation: Rotation | None = None
+        self.labels: Tensor | None = None
 
     @classmethod
     def projection_head(cls, features: int, hidden: int, dim: int) -> nn.Module:
@@ -108,13 +112,16 @@ class Method(nn.Module):
         and one that takes local crops gets these as `local`, likewise.
         """
 
-    def loss(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
+    def loss(
+        self, first: Tensor, second: Tensor, local: Tensor | None = None, labels: Tensor | None = None
+    ) -> Comparison:
         """The whole loss of a batch: that of :meth:`compare_views`, and rotation prediction where it is set.
 
         Args:
             first: one view of each sample, (N, ...).
             second: the other views, of which most methods take one, ((K - 1) N, ...).
             local: local crops (multi-crop), any number of each sample, (K N, ...).
+            labels: classes of the samples, (N,), for an objective that takes them.
 
         Raises:
             ValueError: the views don't belong together, or there are more than the method compares.
@@ -125,6 +132,7 @@ class Method(nn.Module):
                 f"{type(self).__name__} compares {'two or more' if self.many_views else 'two'} views of each sample, "
                 f"but got {n} first views and {others} others"
             )
+        self.labels = labels
         if local is None:
             comparison = self.compare_views(first, second)
         elif not self.local_crops:
@@ -137,6 +145,19 @@ class Method(nn.Module):
             return comparison
         term = self.rotation(self.encoder, first)
         return comparison._replace(loss=comparison.loss + term, rotation=term.detach())
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or evaluation mode; batch normalisation of the encoder that is frozen always evaluates."""
+        super().train(mode)
+        for name, module in self.encoder.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):
+                for encoder in self.encoders():
+                    encoder.get_submodule(name).eval()
+        return self
+
+    def encoders(self) -> list[nn.Module]:
+        """The trained encoder, and copies of it."""
+        return [self.encoder]
 
     def start_step(self, progress: float) -> None:
         """Called before the first batch of each optimiser step; progress goes from 0 to 1 over the run."""
@@ -163,6 +184,8 @@ class Method(nn.Module):
     def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Comparison:
         """The objective's loss of x against y, with its two terms if it has them."""
         explicit = {} if negatives is None else {"negatives": negatives}
+        if self.labels is not None:
+            explicit["labels"] = self.labels.repeat(len(x) // len(self.labels))  # x may hold several views of a sample
         terms = getattr(self.objective, "terms", None)
         if terms is None:
             return Comparison(self.objective(x, y, **explicit), x.detach(), y.detach())
@@ -232,6 +255,10 @@ class MomentumMethod(Method):
         embeddings: Tensor = self.target_projection(self.target_encoder(views))
         return embeddings
 
+    def encoders(self) -> list[nn.Module]:
+        """The momentum encoder too."""
+        return [self.encoder, self.target_encoder]
+
     def networks(self) -> list[nn.Module]:
         """The momentum encoder too."""
         encoder, *heads = super().networks()
@@ -291,3 +318,8 @@ class PredictionMethod(MomentumMethod):
         """The predictor's embeddings (N, d) of views."""
         embeddings: Tensor = self.predictor(self.embed(views))
         return embeddings
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -40,6 +40,7 @@ class MoCo(MomentumMethod):
         (8, (32, 8))
     """
 
+    explicit_negatives = True
     local_crops = True
 
     queue: Tensor

@@ -97,8 +97,8 @@ def load_encoder(run: Path | str) -> nn.Module:
     return encoder.eval()
 
 
-def load_projection(run: Run) -> nn.Module:
-    """Load the projection head of an image run, in eval mode on the CPU.
+def load_projection(run: Run, *, trained: bool = True) -> nn.Module:
+    """The projection head of an image run, in eval mode on the CPU; if not trained, with random weights.
 
     Raises:
         FileNotFoundError: the training has not ended.
@@ -108,5 +108,6 @@ def load_projection(run: Run) -> nn.Module:
         raise FileNotFoundError(f"{run.projection} is missing: the training of {run.path} has not ended")
     features = EncoderConfig.read(run).features
     head = settings.method_options.method.projection_head(features, settings.hidden, settings.dim)
-    head.load_state_dict(load_file(run.projection))
+    if trained:
+        head.load_state_dict(load_file(run.projection))
     return head.eval()

@@ -43,6 +43,7 @@ class ViewStream(Stream):
         rank: number of this process.
         world_size: number of processes.
         workers: processes that decode files; 0 decodes in this one. Arrays need none.
+        labels: (N,) of all samples, which batches then carry; None without labels.
         multiplicity: views of each sample in a batch; more than two have the same options.
         local: options of local crops, and how many of each sample there are; None for none.
         compile: compile the augmentations, which pays on a GPU: small images by one kernel
@@ -73,6 +74,7 @@ class ViewStream(Stream):
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
+        labels: Tensor | None = None,
         multiplicity: int = 2,
         local: tuple[Views, int] | None = None,
         compile: bool = False,
@@ -86,6 +88,9 @@ class ViewStream(Stream):
         if multiplicity > 2 and views[0] != views[1]:
             raise ValueError(f"multiplicity {multiplicity} needs the same options for all views, but these differ")
         self.samples = samples.to(self.device)
+        if labels is not None and labels.shape != (len(samples),):
+            raise ValueError(f"{len(samples)} samples have as many labels, but there are {tuple(labels.shape)}")
+        self.labels = None if labels is None else labels.to(self.device)
         self.views, self.workers, self.multiplicity = views, workers, multiplicity
         self.undecodable: set[int] = set()
         self._report = report or _warn
@@ -117,17 +122,16 @@ class ViewStream(Stream):
             if same_options:  # all views at once: fewer kernels
                 uniforms = first.uniforms(self.multiplicity * self.batch_size, generator, self.device)
                 made = self._views(first, images, index.repeat(self.multiplicity), uniforms)
-                first_views, others = made[: self.batch_size], made[self.batch_size :]
+                parts = [made[: self.batch_size], made[self.batch_size :]]
             else:
                 drawn = [first.uniforms(self.batch_size, generator, self.device) for _ in self._makers]
                 parts = [self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True)]
-                first_views, others = _first_and_others(parts)
             local = None
             if self._local is not None:
                 crop, number = self._local
                 uniforms = crop.uniforms(number * self.batch_size, generator, self.device)
                 local = self._views(crop, images, index.repeat(number), uniforms)
-            yield Batch(first_views, others, index, local)
+            yield self._batch_of(parts, index, local)
 
     def _file_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, FileSamples)
@@ -151,12 +155,12 @@ class ViewStream(Stream):
                 uniforms = maker.uniforms(len(cropped), generator, self.device)
                 made.append(self._colours(maker, cropped, uniforms))
             local = made.pop() if number else None
-            yield Batch(*_first_and_others(made), index.to(self.device, non_blocking=True), local)
+            yield self._batch_of(made, index.to(self.device, non_blocking=True), local)
 
-
-def _first_and_others(views: list[Tensor]) -> tuple[Tensor, Tensor]:
-    first, *others = views
-    return first, others[0] if len(others) == 1 else torch.cat(others)
+    def _batch_of(self, views: list[Tensor], index: Tensor, local: Tensor | None) -> Batch:
+        first, *others = views
+        labels = None if self.labels is None else self.labels[index]
+        return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index, local, labels)
 
 
 def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Learned scalars and parametrised divergences: the same gradients in every kernel, over several steps, and registered."""
+"""Learned scalars and parametrised divergences: equal gradients in every kernel, several steps, registration."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class TestTraining:
     @pytest.mark.parametrize("shift", [None, "optimal"])
     @pytest.mark.parametrize("make", [parametrised_f, expression_inside, module_as_f, all_at_once, infonce])
     def test_several_steps_equal_those_of_the_reference(self, make: Callable[..., Made], shift: str | None) -> None:
-        """No graph of an earlier step is used again, and nothing that depends on a parameter is kept beyond its value."""
+        """No graph of an earlier step is used again, and nothing computed from an old value of a parameter."""
         options = {} if make is infonce else {"shift": shift}
         ends = []
         for kernel in ("tiled", "reference"):

@@ -42,7 +42,7 @@ def plain_loss(name: str | None, x: Tensor, y: Tensor, present: Tensor) -> float
             f = fmicl.divergence(name)
             rewards.append(float(f.score(torch.tensor(critic[i]))))
             costs += [float(f.penalty(torch.tensor(critic[j]))) for j in others]
-    return (sum(costs) / len(costs) if costs else 0.0) - sum(rewards) / len(rewards)
+    return float((sum(costs) / len(costs) if costs else 0.0) - sum(rewards) / len(rewards))
 
 
 @pytest.mark.parametrize("name", [None, "js", "kl", "pearson"])
@@ -110,7 +110,7 @@ def test_cpc_is_the_mean_over_steps_places_and_views() -> None:
                     scores = predict(state) @ z[column, row + step].T / 8**0.5
                     places.append(nn.functional.cross_entropy(scores, torch.arange(5)))
             total, terms = total + float(torch.stack(places).mean().detach()), terms + 1
-    assert float(method.loss(*images()).loss) == pytest.approx(total / terms, rel=1e-5)
+    assert float(method.loss(*images()).loss.detach()) == pytest.approx(total / terms, rel=1e-5)
 
 
 def test_contexts_do_not_see_what_they_predict() -> None:
@@ -134,7 +134,8 @@ def test_runs_of_tokens_that_are_padding_are_left_out() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             assert bool((ids >= 0).any(dim=1).all())  # a mean over no tokens is not a number
             mask = (ids >= 0).unsqueeze(2)
-            return (self.table(ids.clamp_min(0)) * mask).sum(1) / mask.sum(1)
+            vectors: Tensor = (self.table(ids.clamp_min(0)) * mask).sum(1) / mask.sum(1)
+            return vectors
 
     torch.manual_seed(0)
     method = CPC(Bag(), dim=4, projection=nn.Identity(), parts=3, steps=2)
@@ -166,7 +167,7 @@ def test_dim_pairs_each_place_with_the_other_views_vector(name: str | None) -> N
     everyone = torch.ones(5, 16, dtype=torch.bool)
     maps, vector = {}, {}
     for key, view in (("a", first), ("b", second)):
-        map_ = method.encoder.body(view)
+        map_ = method.encoder.forward_features(view)  # type: ignore[operator]
         maps[key] = torch.stack([method.local_head(map_[:, :, i, j]) for i in range(4) for j in range(4)], dim=1)
         vector[key] = method.embed(view).unsqueeze(1)
     near = [plain_loss(name, maps[a], vector[b].expand(-1, 16, -1), everyone) for a, b in ("ab", "ba")]

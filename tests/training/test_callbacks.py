@@ -22,7 +22,9 @@ from small_settings import digits
 
 
 def some_module() -> TrainingModule:
-    return TrainingModule(SimCLR(SmallConv(1, 4), torch.nn.Identity(), dim=8, hidden=16), Optimisation(total_batches=10))
+    return TrainingModule(
+        SimCLR(SmallConv(1, 4), torch.nn.Identity(), dim=8, hidden=16), Optimisation(total_batches=10)
+    )
 
 
 def test_a_delayed_check_names_the_batch_that_broke() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fmicl.utils.output import ignore_closed_output
+from fmicl.utils.output import ignore_closed_output, open_missing_output
 
 SMALL = ["--epochs", "1", "--hidden", "16", "--baselines", "False", "--device", "cpu", "--monitor-every", "0"]
 
@@ -59,12 +59,30 @@ def test_closed_terminals_and_pipes_are_ignored(terminal: bool, monkeypatch: pyt
 
 
 def test_other_output_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
+    class Broken:
         def write(self, _: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.EINVAL, "Invalid argument")
 
         def flush(self) -> None: ...
 
-    monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(OSError, match="No space"), ignore_closed_output():
+    monkeypatch.setattr(sys, "stdout", Broken())
+    with pytest.raises(OSError, match="Invalid"), ignore_closed_output():
         print("a word")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_on_a_full_disk_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with ignore_closed_output():
+            print("a word", flush=True)
+            print("more than a buffer" * 10_000)
+
+
+def test_output_that_was_closed_from_the_start_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fmicl train digits >&-`, where Python has no sys.stdout."""
+    monkeypatch.setattr(sys, "stdout", None)
+    open_missing_output()
+    with ignore_closed_output():
+        print("a word", flush=True)
+        assert sys.stdout.isatty() is False

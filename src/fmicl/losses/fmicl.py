@@ -8,7 +8,7 @@ from typing import Literal, Unpack
 
 from torch import Tensor, nn
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
@@ -67,7 +67,7 @@ class FMICLLoss(ContrastiveLoss):
 
     def __init__(
         self,
-        divergence: str | Divergence,
+        divergence: DivergenceName | Divergence,
         alpha: float = 40.0,
         gamma: float = 1.0,
         mu: float | Literal["normalised"] = 1.0,

@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, ParamSpec, TypeVar, Unpack
 import torch
 from torch import Tensor
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
@@ -90,7 +90,7 @@ def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 def fmicl_loss(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     alpha: float = 40.0,
     gamma: float = 1.0,
@@ -153,7 +153,7 @@ def fmicl_loss(
 def fmicl_terms(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     alpha: float = 40.0,
     gamma: float = 1.0,

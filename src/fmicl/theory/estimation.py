@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
@@ -14,7 +14,12 @@ __all__ = ["estimation_error"]
 
 
 def estimation_error(
-    divergence: str | Divergence, n: int, delta: float, gamma: float = 1.0, mu: float = 1.0, alpha: float = 1.0
+    divergence: DivergenceName | Divergence,
+    n: int,
+    delta: float,
+    gamma: float = 1.0,
+    mu: float = 1.0,
+    alpha: float = 1.0,
 ) -> float:
     r"""Bound of the deviation of the objective on n samples from its expectation, with probability 1 - delta.
 

@@ -13,9 +13,11 @@ The upper-case words of a command are files and folders that the case finds in i
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import json
+import os
 import shlex
 import shutil
 import zipfile
@@ -33,6 +35,7 @@ import image_sets
 import small_text_settings
 from fmicl.cli import main as cli
 from fmicl.config import recipe
+from fmicl.runs.folder import Run
 from fmicl.training.module import TrainingModule
 from fmicl.training.pipeline import train
 from sts_files import write_sts
@@ -119,6 +122,16 @@ def other_encoder() -> None:
 def other_width() -> None:
     weights = {name: torch.cat([x, x]) if x.ndim else x for name, x in load_file("RUN/encoder.safetensors").items()}
     save_file(weights, "RUN/encoder.safetensors")
+
+
+def damage_checkpoint(damage: Callable[[str], None]) -> None:
+    unfinish("RUN")
+    damage("RUN/checkpoints/last.ckpt")
+
+
+def change_text() -> None:
+    unfinish("WORDS")
+    write("TEXT", "a man\n" * 20)
 
 
 def not_a_state() -> None:
@@ -514,19 +527,19 @@ RUNS = [
     Case(
         "train images --resume --out RUN",
         "last.ckpt|remove it",
-        lambda: (unfinish("RUN"), cut("RUN/checkpoints/last.ckpt")),
+        lambda: damage_checkpoint(cut),
     ),
     Case(
         "train images --resume --out RUN",
         "last.ckpt|remove it",
-        lambda: (unfinish("RUN"), write("RUN/checkpoints/last.ckpt")),
+        lambda: damage_checkpoint(write),
     ),
     Case("train images --resume --out RUN", "last.ckpt|batches|remove it", not_a_state),
     Case("train images --resume --out RUN", "checkpoint|300 unknown", state_of_another_method),
     Case(
         "train wikipedia --resume --out WORDS --data TEXT",
         "WORDS|sentences",
-        lambda: (unfinish("WORDS"), write("TEXT", "a man\n" * 20)),
+        change_text,
     ),
 ]
 
@@ -554,7 +567,17 @@ def run(command: str) -> int:
         return int(end.code or 0)
 
 
-def too_late(*_: object) -> None:
+def take(command: str, stock: Path) -> None:
+    """Copy what a command names into the working folder; the data of RUN is the copy there."""
+    words = command.replace("/", " ").split()
+    for name in NAMES:
+        if name in words or (name == "PHOTOS" and "RUN" in words):
+            (shutil.copytree if (stock / name).is_dir() else shutil.copy)(stock / name, name)
+    if "RUN" in words:
+        edit_settings("RUN/settings.json", data_dir="PHOTOS")
+
+
+def too_late(*_: object, **__: object) -> None:
     raise AssertionError("a wrong input is found before the first step")
 
 
@@ -567,14 +590,7 @@ def test_wrong_input(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in NAMES:
-        if name in case.command.replace("/", " ").split():
-            (shutil.copytree if (stock / name).is_dir() else shutil.copy)(stock / name, tmp_path / name)
-    settings = [path for path in (Path("RUN/settings.json"), Path("WORDS/settings.json")) if path.exists()]
-    for path in settings:  # the run's data is the copy
-        shutil.copytree(stock / "PHOTOS", "PHOTOS", dirs_exist_ok=True)
-        options = json.loads(path.read_text())["settings"]
-        edit_settings(str(path), **({"data_dir": "PHOTOS"} if "data_dir" in options else {}))
+    take(case.command, stock)
     monkeypatch.setattr(TrainingModule, "training_step", too_late)
     if case.damage is not None:
         case.damage()
@@ -591,3 +607,70 @@ def test_wrong_input(
 
 def test_there_are_200_cases_and_more() -> None:
     assert len(CASES) >= 200
+
+
+@pytest.fixture
+def shown(
+    stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], tuple[int, str, str]]:
+    """Runs a command in a folder of its own, and gives its exit code, output and errors."""
+    monkeypatch.chdir(tmp_path)
+
+    def result(command: str) -> tuple[int, str, str]:
+        code = run(command)
+        captured = capsys.readouterr()
+        return code, " ".join(captured.out.split()), captured.err
+
+    take("RUN TEXT BERT", stock)
+    return result
+
+
+Shown = Callable[[str], tuple[int, str, str]]
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_checkpoint(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, written = torch.save, []
+
+    def save(state: object, file: Any) -> None:
+        written.append(state)
+        if len(written) > 1:
+            file.write(b"the beginning")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(state, file)
+
+    with monkeypatch.context() as full:
+        full.setattr("fmicl.training.checkpoints.torch.save", save)
+        code, _, error = shown(f"{IMAGES} PHOTOS --epochs 2 --checkpoint-steps 1 --out new")
+    assert code == 2
+    assert error.count("\n") == 1
+    assert all(fact in error for fact in ("disk is full", "last.ckpt", "--resume", "new"))
+    assert [path.name for path in Path("new/checkpoints").iterdir()] == ["last.ckpt"]
+    assert torch.load("new/checkpoints/last.ckpt", weights_only=True)["batches"] == 1
+    assert shown("train images --resume --out new")[0] == 0
+    assert Run(Path("new")).finished
+
+
+def test_evaluation_says_what_it_replaces_and_that_k_is_lowered(shown: Shown) -> None:
+    before = Path("RUN/results.json").read_bytes()
+    edit_settings("RUN/settings.json", k=5000)
+    shutil.copytree("PHOTOS", "OTHER")
+    image_sets.write_image(Path("OTHER/a/new.png"))
+    code, output, _ = shown("evaluate RUN --data-dir OTHER --device cpu")
+    assert code == 0
+    samples = json.loads(Path("RUN/results.json").read_text())["train_samples"]
+    assert f"k is {samples}, the number of training images, and not 5000" in output
+    assert "results.json is replaced" in output
+    assert "kept in results-1.json" in output
+    assert Path("RUN/results-1.json").read_bytes() == before
+
+
+def test_a_line_that_is_no_sentence_is_announced(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("long.txt", "\n".join([*SENTENCES, "a man " * 20_000]) + "\n")
+    monkeypatch.setattr("fmicl.training.pipeline.fit", too_late)
+    lines: list[str] = []
+    monkeypatch.setattr("fmicl.training.pipeline.say", lines.append)
+    for _ in ("tokenised", "from the cache"):
+        lines.clear()
+        with pytest.raises(AssertionError, match="first step"):
+            shown(f"{TEXT} long.txt")
+        assert any("1 line(s) of long.txt" in line and "16 tokens" in line for line in lines), lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,15 @@ def test_a_sweep_finishes_with_a_closed_pipe(tmp_path: Path) -> None:
     done = run_with_closed_pipe("sweep", "digits", *SMALL, "--out", str(tmp_path / "sweep"))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(list((tmp_path / "sweep").glob("seed0-*/report.html"))) == 1
+
+
+def test_training_finishes_without_an_output(tmp_path: Path) -> None:
+    options = [word for word in SMALL if word not in ("--baselines", "False")]
+    words = ["train", "digits", *options, "--no-baselines", "--out", str(tmp_path / "run")]
+    command = f"exec {shlex.join([sys.executable, '-m', 'fmicl', *words])} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run" / "report.html").exists()
 
 
 def test_a_wrong_command_exits_with_two_with_a_closed_pipe() -> None:

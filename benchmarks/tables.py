@@ -106,9 +106,13 @@ def _compared(setting: str, cells: list[Cell], data: dict[str, Any]) -> str:
     shown = sorted((tuple(size) for size in data["sizes"][setting]), key=lambda size: size[0] ** 2 * size[1])
     h200 = "H200" in data["machine"]["name"] and setting == "kl"
     cuda = data["machine"]["device"] == "cuda"
-    lines = []
+    lines, missing = [], []
     for n, d in shown:
         here = [cell for cell in cells if (cell["n"], cell["d"]) == (n, d)]
+        absent = [cell["name"] for cell in here if not _measured(cell)]
+        if absent:
+            missing.append(f"at {n:,} x {d}: {' / '.join(absent)}")
+        here = [cell for cell in here if _measured(cell)]
         best = next((cell["seconds"] for cell in here if cell["ours"] and cell["status"] == "ok"), None)
         for cell in here:
             via = "" if cell["via"] in cell["name"] else f" ({cell['via']})"
@@ -128,7 +132,13 @@ def _compared(setting: str, cells: list[Cell], data: dict[str, Any]) -> str:
             lines.append(line)
     header = ["N", "d", "implementation", "time", *(["called from Python"] if cuda else [])]
     header += ["floor", "floor / time", "times ours", "memory", *(["target"] if h200 else [])]
-    return f"**{TITLES[setting]}** (floor: {FLOORS[setting]} operations)\n\n{_table(header, lines)}"
+    note = f"\n\nNot measured {'; '.join(missing)}." if missing else ""
+    return f"**{TITLES[setting]}** (floor: {FLOORS[setting]} operations)\n\n{_table(header, lines)}{note}"
+
+
+def _measured(cell: Cell) -> bool:
+    """Whether the cell was run, or failed for want of memory; not if a package or the time for it was missing."""
+    return not cell["status"].startswith(("not run", "not available"))
 
 
 def _time(cell: Cell) -> str:
@@ -180,21 +190,24 @@ def _errors(cells: list[Cell]) -> str:
 
 
 def _growth(cells: list[Cell], sizes: list[list[int]]) -> str:
+    """Time by N; implementations with one size only are in the tables before."""
     parts = []
     series = [(n, d) for n, d in sizes]
     for setting in ("kl", "infonce"):
-        found = [cell for cell in cells if _is(cell, setting)]
-        if not (found and series):
+        found = [cell for cell in cells if _is(cell, setting) and _measured(cell) and (cell["n"], cell["d"]) in series]
+        if not found:
             continue
-        names = list(dict.fromkeys(cell["name"] for cell in found))
-        by_place = {(cell["name"], cell["n"], cell["d"]): cell for cell in found}
+        by_name: dict[str, dict[tuple[int, int], Cell]] = {}
+        for cell in found:
+            by_name.setdefault(cell["name"], {})[cell["n"], cell["d"]] = cell
         lines = []
-        for name in names:
+        for name, places in by_name.items():
+            if len(places) < min(2, len(series)):
+                continue
             line = [name]
-            for n, d in series:
-                cell = by_place.get((name, n, d))
-                status = cell["status"].split(":")[0] if cell else ""
-                line.append(_time(cell) if cell and status == "ok" else status)
+            for size in series:
+                cell = places.get(size, {"status": ""})
+                line.append(_time(cell) if cell["status"] == "ok" else cell["status"].split(":")[0])
             lines.append(line)
         floors = [
             next((c["floor"] for c in found if (c["n"], c["d"]) == size and "floor" in c), None) for size in series
@@ -206,7 +219,7 @@ def _growth(cells: list[Cell], sizes: list[list[int]]) -> str:
 
 
 def _shares(cells: list[Cell]) -> str:
-    found = [cell for cell in cells if _is(cell, "share")]
+    found = [cell for cell in cells if _is(cell, "share") and _measured(cell)]
     if not found:
         return ""
     lines = []

@@ -26,6 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
 from fmicl.config import Settings, recipe, schema_of
+from fmicl.methods import METHODS
 from fmicl.utils.files import read_json, write_atomically
 
 __all__ = ["differences", "main", "make_record", "record_path", "render"]
@@ -166,7 +167,8 @@ def record_path(record: Mapping[str, Any]) -> Path:
     """
     settings = record["settings"]
     parts = [] if settings["method"] == "simclr" else [settings["method"]]
-    parts.append(settings["divergence"] if settings["objective"] == "fmicl" else settings["objective"])
+    if not METHODS[settings["method"]].value.own_loss:
+        parts.append(settings["divergence"] if settings["objective"] == "fmicl" else settings["objective"])
     parts.append(f"{settings['epochs']}e")
     end = f"-s{record['seed']}-{record['hash']}"
     differs = sorted(differences(record).items(), key=lambda item: not _of_method(record, item[0]))

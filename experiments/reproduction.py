@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tre
 
 from record import differences
 
+from fmicl.methods import METHODS
+
 __all__ = ["COLUMNS", "ROOT", "Record", "is_main", "label", "load", "main", "page", "tables"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,6 +78,8 @@ class Record:
         """Which of the paper's columns it is; None for other combinations."""
         s = self.settings
         method, objective = s.get("method", "simclr"), s.get("objective")
+        if METHODS[method].value.own_loss:
+            return None
         if objective == "infonce":
             names = {"simclr": "SimCSE" if self.task == "text" else "SimCLR", "moco": "MoCo"}
             return names.get(method)
@@ -90,9 +94,12 @@ def label(record: Record) -> str:
     """Method and objective in a few words."""
     if record.column:
         return record.column
+    method = str(record.settings.get("method"))
+    if METHODS[method].value.own_loss:
+        return {"byol": "BYOL", "swav": "SwAV"}.get(method, method)
     objective = record.settings.get("objective")
     what = DIVERGENCES.get(record.settings.get("divergence", ""), "f-MICL") if objective == "fmicl" else objective
-    return f"{what} by {record.settings.get('method')}"
+    return f"{what} by {method}"
 
 
 def load(folder: Path) -> list[Record]:

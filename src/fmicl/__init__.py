@@ -28,12 +28,20 @@ if TYPE_CHECKING:
     from fmicl.divergences import register_divergence as register_divergence
     from fmicl.evaluation import sts as sts
     from fmicl.losses import AlignUniformLoss as AlignUniformLoss
+    from fmicl.losses import BarlowTwinsLoss as BarlowTwinsLoss
     from fmicl.losses import Cosine as Cosine
+    from fmicl.losses import DCLLoss as DCLLoss
+    from fmicl.losses import DHELLoss as DHELLoss
     from fmicl.losses import FMICLLoss as FMICLLoss
     from fmicl.losses import Gaussian as Gaussian
+    from fmicl.losses import IConLoss as IConLoss
     from fmicl.losses import InfoNCELoss as InfoNCELoss
+    from fmicl.losses import RenyiLoss as RenyiLoss
+    from fmicl.losses import RPCLoss as RPCLoss
+    from fmicl.losses import SigLIPLoss as SigLIPLoss
     from fmicl.losses import Similarity as Similarity
     from fmicl.losses import SpectralContrastiveLoss as SpectralContrastiveLoss
+    from fmicl.losses import VICRegLoss as VICRegLoss
     from fmicl.losses import functional as functional
     from fmicl.losses import register_objective as register_objective
     from fmicl.methods import register_method as register_method
@@ -57,6 +65,14 @@ _HOMES = {
     "FMICLLoss": "losses",
     "Gaussian": "losses",
     "InfoNCELoss": "losses",
+    "BarlowTwinsLoss": "losses",
+    "DCLLoss": "losses",
+    "DHELLoss": "losses",
+    "IConLoss": "losses",
+    "RenyiLoss": "losses",
+    "RPCLoss": "losses",
+    "VICRegLoss": "losses",
+    "SigLIPLoss": "losses",
     "Similarity": "losses",
     "SpectralContrastiveLoss": "losses",
     "divergence": "divergences",

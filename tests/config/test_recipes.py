@@ -9,6 +9,7 @@ import pytest
 
 from fmicl.config import RECIPES, OptimisationOptions, recipe
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.training.tasks.image_parts import build_image_encoder
 
 IMAGE_RECIPES = [entry.name for entry in RECIPES if entry.value.task == "images"]
 
@@ -16,8 +17,9 @@ TABLE = {  # encoder, batch, d, lr, gamma, alpha, epochs, k, method
     "cifar10": ("resnet18", 512, 512, 0.1, 1, 40, 800, 200, "simclr"),
     "stl10": ("resnet50", 64, 512, 0.1, 1, 40, 800, 200, "simclr"),
     "tinyimagenet": ("resnet50", 256, 512, 0.1, 1, 40, 800, 200, "simclr"),
-    "imagenet": ("vit_small_patch16_224", 1024, 512, 1.5e-4 * 1024 / 256, 1, 40, 1000, None, "mocov3"),
-    "images": (None, 256, 512, 0.1, 1, 40, 200, 20, "simclr"),
+    "imagenet": ("vit_small_patch16_224", 1024, 512, 0.1, 1, 40, 1000, None, "mocov3"),
+    "imagenet_mocov3": ("vit_small_patch16_224", 1024, 512, 1.5e-4 * 1024 / 256, 1, 40, 1000, None, "mocov3"),
+    "images": ("auto", "auto", 128, None, 1, None, "auto", 20, "simclr"),  # by the data
     "digits": ("small_conv", 256, 64, None, 1, None, None, 20, "simclr"),
 }
 
@@ -44,9 +46,48 @@ def test_wikipedia_has_the_values_of_the_paper_and_of_simcse() -> None:
     assert (r.model, r.pooling, r.length) == ("bert-base-uncased", "cls_mlp", 32)
 
 
-def test_imagenet_has_adamw_and_two_families_of_views() -> None:
-    r = recipe("imagenet")
-    assert r.optimizer == "adamw"
+@pytest.mark.parametrize(
+    ("name", "optimizer", "schedule"),
+    [
+        ("cifar10", "sgd", "cosine"),
+        ("stl10", "sgd", "cosine"),
+        ("tinyimagenet", "sgd", "cosine"),
+        ("imagenet", "adamw", "linear"),
+        ("wikipedia", "adamw", "linear"),
+        ("imagenet_mocov3", "adamw", "cosine"),  # MoCo v3's own
+    ],
+)
+def test_optimiser_and_decay_are_the_papers(name: str, optimizer: str, schedule: str) -> None:
+    r = recipe(name)
+    assert (r.optimizer, r.schedule) == (optimizer, schedule)
+
+
+def test_the_papers_views_on_small_images_are_crops_flips_jitter_and_grey() -> None:
+    for name in ("cifar10", "stl10", "tinyimagenet"):
+        r = recipe(name)
+        assert (r.flip, r.jitter, r.grey, r.blur, r.solarise) == (0.5, 0.8, 0.2, 0.0, 0.0)
+
+
+def test_imagenet_has_six_blocks_and_its_variant_the_twelve_of_vit_s() -> None:
+    for name, blocks in (("imagenet", 6), ("imagenet_mocov3", 12)):
+        assert len(list(build_image_encoder(recipe(name)).get_submodule("blocks").children())) == blocks
+    paper, other = recipe("imagenet").to_json(), recipe("imagenet_mocov3").to_json()
+    different = {key for key in paper if paper[key] != other[key]}
+    assert different == {"depth", "learning_rate", "scale_learning_rate", "schedule"}
+
+
+def test_imagenet_alone_has_too_large_a_batch_for_the_theorem_on_uniformity() -> None:
+    """It needs N <= d + 1, which the paper says that all of its settings satisfy."""
+    within = {
+        name: recipe(name).batch_size <= recipe(name).dim + 1 for name in TABLE if name not in ("images", "digits")
+    }
+    within["wikipedia"] = recipe("wikipedia").batch_size <= 768 + 1
+    assert [name for name, fits in within.items() if not fits] == ["imagenet", "imagenet_mocov3"]
+
+
+@pytest.mark.parametrize("name", ["imagenet", "imagenet_mocov3"])
+def test_imagenet_has_two_families_of_views(name: str) -> None:
+    r = recipe(name)
     first, second = view_pair(r[Views], r[SecondViewOptions])
     assert (first.blur, first.solarise, second.blur, second.solarise) == (1.0, 0.0, 0.1, 0.2)
     assert dataclasses.replace(second, blur=first.blur, solarise=first.solarise) == first

@@ -1,7 +1,9 @@
 """Streams of image views and evaluation batches: order, randomness, exact resumption, ranks, files and arrays."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,14 +51,16 @@ def file_samples(tmp_path_factory: pytest.TempPathFactory) -> FileSamples:
 
 
 def stream(
-    samples: Samples, batch_size: int = 4, views: tuple[Views, Views] = (SMALL, SMALL), **rest: int
+    samples: Samples, batch_size: int = 4, views: tuple[Views, Views] = (SMALL, SMALL), **rest: Any
 ) -> ViewStream:
-    return ViewStream(samples, views, batch_size, device="cpu", **{"seed": 0, **rest})  # type: ignore[arg-type]
+    return ViewStream(samples, views, batch_size, device="cpu", **{"seed": 0, **rest})
 
 
 def same(first: list[Batch], second: list[Batch]) -> bool:
     return len(first) == len(second) and all(
-        torch.equal(x, y) for a, b in zip(first, second, strict=True) for x, y in zip(a, b, strict=True)
+        x is y if x is None or y is None else torch.equal(x, y)
+        for a, b in zip(first, second, strict=True)
+        for x, y in zip(a, b, strict=True)
     )
 
 
@@ -104,6 +108,46 @@ def test_three_views_differ_and_resume_exactly(samples: Samples) -> None:
     again = stream(samples, multiplicity=3)
     again.set_position(0, 1)
     assert same(list(again), whole[1:])
+
+
+LOCAL = Views(size=6, crop_scale=(0.05, 0.14))
+
+
+@pytest.mark.parametrize("views", [(SMALL, SMALL), (SMALL, OTHER)])
+def test_local_crops_are_further_views_and_resume_exactly(samples: Samples, views: tuple[Views, Views]) -> None:
+    plain, whole = stream(samples, views=views), list(stream(samples, views=views, local=(LOCAL, 3)))
+    for without, batch in zip(plain, whole, strict=True):
+        assert same([without], [batch._replace(local=None)])  # the views are the same with and without
+        assert batch.local is not None
+        assert batch.local.shape == (12, 3, 6, 6)
+        assert len({crop.sum().item() for crop in batch.local}) == 12
+    again = stream(samples, views=views, local=(LOCAL, 3))
+    again.set_position(0, 1)
+    assert same(list(again), whole[1:])
+    assert all(batch.local is None for batch in stream(samples, views=views, local=(LOCAL, 0)))
+
+
+def test_local_crops_of_arrays_are_the_view_makers() -> None:
+    samples = array_samples()
+    for number, batch in enumerate(stream(samples, views=(SMALL, OTHER), local=(LOCAL, 2))):
+        generator = seeded_generator(0, 0, number, 0)
+        images = samples.images[batch.index]
+        ViewMaker(SMALL)(images, generator), ViewMaker(OTHER)(images, generator)
+        assert batch.local is not None
+        assert torch.equal(batch.local, ViewMaker(LOCAL)(images.repeat(2, 1, 1, 1), generator))
+
+
+def test_local_crops_of_files_are_small_parts_of_their_images(tmp_path: Path) -> None:
+    """On a ramp of brightness from left to right, a crop of a twentieth of the area has little contrast."""
+    for i in range(4):
+        Image.fromarray(np.tile(np.linspace(0, 255, 64, dtype=np.uint8), (64, 1))).save(tmp_path / f"{i}.png")
+    ramp = FileSamples(tuple(sorted(tmp_path.iterdir())), torch.arange(4))
+    plain = Views(size=12, jitter=0.0, grey=0.0, mean=(0.0,), std=(1.0,), crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))
+    local = replace(plain, size=6, crop_scale=(0.05, 0.05))
+    (batch,) = stream(ramp, views=(plain, plain), local=(local, 4))
+    assert batch.local is not None
+    spread = batch.local.amax((1, 2, 3)) - batch.local.amin((1, 2, 3))
+    assert float(spread.max()) < 0.3 < float(batch.first.amax() - batch.first.amin())
 
 
 def test_invalid_multiplicities_are_refused(samples: Samples) -> None:

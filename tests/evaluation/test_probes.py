@@ -235,6 +235,24 @@ def test_probe_does_not_depend_on_scale_offset_or_label_values(digits: tuple[Ten
     assert moved.weight_decay == plain.weight_decay
 
 
+@pytest.mark.parametrize("wide", [70, 500])
+def test_probe_of_fewer_samples_than_dimensions_lies_in_their_span(digits: tuple[Tensor, ...], wide: int) -> None:
+    x, labels, test, answers = digits
+    few, truth = x[:100] / 16, labels[:100]
+    isometry = torch.linalg.qr(cloud(wide, 64).double()).Q.float().T  # the same distances in more dimensions
+    assert isometry.shape == (64, wide)
+    one = linear_probe(few, truth, test / 16, answers, weight_decays=[1e-2])
+    other = linear_probe(few @ isometry, truth, test / 16 @ isometry, answers, weight_decays=[1e-2])
+    assert other.accuracy == pytest.approx(one.accuracy, abs=0.3)
+
+
+def test_raw_pixels_take_seconds() -> None:
+    x, y = cloud(250, 12_288), cloud(50, 12_288, seed=1)
+    start = time.perf_counter()
+    linear_probe(x, labels_of(250, 5), y, labels_of(50, 5, seed=1))
+    assert time.perf_counter() - start < 20  # by the covariance it takes minutes
+
+
 def test_probe_prefers_strong_decay_for_noisy_features() -> None:
     train, labels = cloud(300, 40), labels_of(300, 2)
     train[:, 0] += 2.0 * (labels * 2 - 1)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fmicl.config import Settings, recipe
+from fmicl.data.augmentations.views import IMAGENET_MEAN, IMAGENET_STD
 
 # What makes each recipe small enough for a test: little data, and a narrower head and a smaller sibling of its encoder.
 SMALL: dict[str, dict[str, Any]] = {
@@ -14,8 +15,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "stl10": {"batch_size": 12, "encoder": "resnet18", "size": 64},
     "tinyimagenet": {"batch_size": 6, "encoder": "resnet18"},
     "imagenet": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 2, "size": 32, "memory_gib": 0.0},
-    "images": {"batch_size": 4, "size": 32},
-}
+    "imagenet_mocov3": {"batch_size": 6, "encoder": "vit_tiny_patch16_224", "depth": 1, "size": 32, "memory_gib": 0.0},
+    "images": {
+        "batch_size": 4, "size": 32, "encoder": "resnet18", "learning_rate": 0.1, "baselines": False,
+        "mean": IMAGENET_MEAN, "std": IMAGENET_STD,
+    },
+}  # fmt: skip
 
 
 def small(name: str, folder: Path | None, **changes: Any) -> Settings:

@@ -229,6 +229,15 @@ def test_wrong_columns_are_refused() -> None:
         loss.compute_loss_from_embeddings([torch.ones(2, 3), torch.ones(2, 3), torch.ones(4, 3)])
 
 
+def test_labels_are_refused(model: SentenceTransformer) -> None:
+    loss = FMICLLoss(model)
+    x = torch.randn(4, 8)
+    with pytest.raises(ValueError, match="label"):
+        loss.compute_loss_from_embeddings([x, x], torch.zeros(4))
+    with pytest.raises(ValueError, match="label"):
+        loss([], labels=torch.tensor([1.0, 0.0]))
+
+
 def test_a_similarity_object_has_its_own_gamma() -> None:
     torch.manual_seed(0)
     rows = list(torch.randn(3, 4, 6))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fmicl
-from fmicl.methods import METHODS, Method, MoCo, MoCoV3, SimCLR
+from fmicl.methods import METHODS, Method, MoCo, MoCoV3, MomentumMethod, SimCLR
 from fmicl.methods.simclr import anchored_pairs
 from fmicl.models.vision import SmallConv
 from two_processes import of_two_processes
@@ -39,8 +39,8 @@ def build(name: str, objective: nn.Module, **options: Any) -> Method:
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("name", METHODS.names())
-def test_every_method_takes_every_objective(name: str, objective: str) -> None:
+@pytest.mark.parametrize("name", ["simclr", "moco", "mocov3", "byol"])  # others have a critic or prototypes
+def test_every_method_that_compares_embeddings_takes_every_objective(name: str, objective: str) -> None:
     method = build(name, OBJECTIVES[objective]())
     loss = method.loss(*two_views()).loss
     loss.backward()
@@ -48,7 +48,7 @@ def test_every_method_takes_every_objective(name: str, objective: str) -> None:
     trained = [p for p in method.parameters() if p.requires_grad]
     assert all(p.grad is not None for p in trained)
     assert any(p.grad.abs().sum() > 0 for p in trained if p.grad is not None)
-    if isinstance(method, MoCo | MoCoV3):
+    if isinstance(method, MomentumMethod):
         assert all(p.grad is None for p in method.target_encoder.parameters())
 
 
@@ -180,10 +180,10 @@ def test_the_queue_is_in_the_state() -> None:
     assert {"queue", "queue_position"} <= set(build("moco", nn.Identity()).state_dict())
 
 
-@pytest.mark.parametrize("name", ["moco", "mocov3"])
+@pytest.mark.parametrize("name", ["moco", "mocov3", "byol"])
 def test_momentum_encoder_is_a_moving_average(name: str) -> None:
     method = build(name, nn.Identity())
-    assert isinstance(method, MoCo | MoCoV3)
+    assert isinstance(method, MomentumMethod)
     online, target = ((m.encoder, m.projection) for m in (method, copy.deepcopy(method)))
     with torch.no_grad():
         for part in online:
@@ -197,11 +197,11 @@ def test_momentum_encoder_is_a_moving_average(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "options", "end"),
-    [("mocov3", {}, 1.0), ("moco", {}, 0.99), ("moco", {"final_momentum": 0.999}, 0.999)],
+    [("mocov3", {}, 1.0), ("byol", {}, 1.0), ("moco", {}, 0.99), ("moco", {"final_momentum": 0.999}, 0.999)],
 )
 def test_momentum_rises_to_its_end_along_a_cosine(name: str, options: dict[str, float], end: float) -> None:
     method = build(name, nn.Identity(), **options)
-    assert isinstance(method, MoCo | MoCoV3)
+    assert isinstance(method, MomentumMethod)
     values = [method.momentum(t / 4) for t in range(5)]
     assert values == pytest.approx([end - (end - 0.99) * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(5)])
     assert values[-1] == end

@@ -30,7 +30,7 @@ def test_standard_stem_is_timms() -> None:
     assert torch.equal(encoder(x), oracle(x))
 
 
-@pytest.mark.parametrize(("size", "stride"), [(32, 1), (64, 1), (96, 2), (224, 2)])
+@pytest.mark.parametrize(("size", "stride"), [(28, 1), (32, 1), (48, 2), (64, 2), (224, 2)])
 def test_auto_takes_the_small_stem_for_small_images_only(size: int, stride: int) -> None:
     encoder = build_encoder("resnet18", size=size)
     conv = encoder.conv1

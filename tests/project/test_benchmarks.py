@@ -283,6 +283,28 @@ def test_the_summary_says_what_holds_the_rate_down() -> None:
         assert shown in tables._sustained(own)
 
 
+def test_what_was_not_measured_is_named_below_its_table() -> None:
+    tables = module("tables")
+    common = {"kind": "time", "setting": "kl", "n": 64, "d": 8, "via": "pair_sum", "memory": 1e6, "seconds": 1e-3}
+    cells = [
+        {**common, "name": "ours, tiled", "ours": True, "status": "ok"},
+        {**common, "name": "late", "ours": False, "status": "not run: out of time"},
+        {**common, "name": "absent", "ours": False, "status": "not available: No module named 'x'"},
+        {**common, "name": "large", "ours": False, "status": "oom"},
+    ]
+    data = {"machine": {"name": "a CPU", "device": "cpu"}, "sizes": {"kl": [[64, 8]]}}
+    shown = tables._compared("kl", cells, data)
+    assert [line.split("|")[3].strip() for line in shown.splitlines() if line.startswith("| 64")] == [
+        "ours, tiled (pair_sum)",
+        "large (pair_sum)",
+    ]
+    assert shown.endswith("Not measured at 64 x 8: late / absent.")
+    growth = tables._growth(cells, [[64, 8]])
+    assert "| large | oom |" in growth
+    assert "late" not in growth
+    assert tables._shares([{**common, "setting": "share", "status": "not run: out of time"}]) == ""
+
+
 def test_commit_is_null_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss, tables = module("loss"), module("tables")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -68,7 +68,7 @@ def test_importing_fmicl_loads_nothing_of_weight_but_torch() -> None:
 def test_torch_is_the_only_hard_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]] == ["torch"]
-    assert set(project["optional-dependencies"]) == {"train", "text", "slurm", "dev"}
+    assert set(project["optional-dependencies"]) == {"train", "text", "dev"}
 
 
 def test_every_public_name_is_there_and_documented() -> None:

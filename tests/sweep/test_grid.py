@@ -128,7 +128,7 @@ def test_long_and_equal_labels_are_distinct_folders() -> None:
         ("--workers 0 1", "no effect on the results: workers"),
         ("--device cpu cuda", "--device has 2 values"),
         ("--parallel 0", "parallel must be positive"),
-        ("--slurm partition=x", "--launcher submitit"),
+        ("--slurm partition=x", "--launcher slurm"),
         ("--case SimCLR", "a case is NAME OPTION=VALUE"),
         ("--case objective=infonce x=1", "a case is NAME OPTION=VALUE"),
         ("--case SimCLR infonce", "'infonce' is not OPTION=VALUE"),

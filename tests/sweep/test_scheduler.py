@@ -278,15 +278,12 @@ def test_a_program_that_does_not_exist_fails_its_run(tmp_path: Path) -> None:
 
 def test_the_last_error_is_that_of_the_last_start(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
-    log.write_text("ValueError: old\n")
-    start = log.stat().st_size
-    with log.open("a") as file:
-        file.write("epoch 1\nfmicl: error: the loss is nan\n")
-    assert last_error(log, start, 1) == "the loss is nan"
-    log.write_text("ValueError: old\nsome words\n")
-    assert last_error(log, start, 1) == "some words"
-    assert "exit code 3" in last_error(tmp_path / "none", 0, 3)
-    assert last_error(log, 0, -15) == "killed by SIGTERM"
+    log.write_text("$ fmicl train\nValueError: old\n$ fmicl train\nepoch 1\nfmicl: error: the loss is nan\n")
+    assert last_error(log, 1) == "the loss is nan"
+    log.write_text("$ fmicl train\nValueError: old\n$ fmicl train\nsome words\n")
+    assert last_error(log, 1) == "some words"
+    assert "exit code 3" in last_error(tmp_path / "none", 3)
+    assert last_error(log, -15) == "killed by SIGTERM"
 
 
 def test_a_run_that_can_not_start_reports_only_why(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -104,11 +104,19 @@ def test_collapse_is_warned_of_once_with_advice() -> None:
     settings = digits(divergence="reverse_kl")
     advice = settings.objective_options.collapse_advice(settings.objective_context(settings.dim))
     logger = MetricsLogger(None, collapse_advice=advice, say=said.append)
-    logger._warn_of_collapse(1.1, 1, embeddings=2)  # whose rank is at most two
+
+    def warn(rank: float, uniformity: float, embeddings: int = 64) -> None:
+        row = {"epoch": 1, "effective_rank": rank, "uniformity": uniformity}
+        logger._warn_of_collapse(row, embeddings)
+
+    warn(1.1, -1.0, embeddings=2)  # whose rank is at most two
     assert not said
-    for rank in (5.0, 1.1, 1.05, 3.0, 1.2):
-        logger._warn_of_collapse(rank, 1, embeddings=64)
+    for rank in (5.0, 1.1, 1.05, 3.0, 1.2, 3.0):
+        warn(rank, -1.0)
     assert len(said) == 2
+    warn(30.0, -0.001)  # all the same but for noise in many dimensions
+    assert len(said) == 3
+    assert "-0.001" in said[2]
     assert "1.10" in said[0]
     assert advice in said[0]
     assert "reverse_kl" in advice

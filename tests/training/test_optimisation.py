@@ -8,7 +8,7 @@ from torch import nn
 
 from fmicl.methods import SimCLR
 from fmicl.models.vision import SmallConv
-from fmicl.training.optimisation import parameter_groups, warmup_cosine
+from fmicl.training.optimisation import LARS, Optimisation, build_optimizer, parameter_groups, warmup_cosine
 
 
 def test_schedule_against_torchs_cosine() -> None:
@@ -19,6 +19,43 @@ def test_schedule_against_torchs_cosine() -> None:
         optimizer.step()
         oracle.step()
     assert [warmup_cosine(step, 5, 25) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_lars_is_its_formula() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = build_optimizer(module, Optimisation(optimizer="lars", learning_rate=0.3, weight_decay=0.1))
+    weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+    velocities = {name: torch.zeros_like(p) for name, p in weights.items()}
+    torch.manual_seed(0)
+    for scale in (10.0, 1e-3, 0.0):  # a step that is scaled down, one that is not, and no gradient
+        for p in module.parameters():
+            p.grad = scale * torch.randn_like(p)
+        for name, p in module.named_parameters():
+            assert p.grad is not None
+            update, w = p.grad, weights[name]
+            if p.ndim > 1:
+                trust = 0.02 * float(w.norm()) / (0.3 * (float(update.norm()) + 0.1 * float(w.norm())))
+                update = (min(trust, 1.0) if scale else 1.0) * (update + 0.1 * w)
+            velocities[name] = 0.9 * velocities[name] + update
+            weights[name] = w - 0.3 * velocities[name]
+        optimizer.step()
+        for name, p in module.named_parameters():
+            torch.testing.assert_close(p.detach(), weights[name], msg=name)
+
+
+def test_lars_without_its_bound_is_lightlys() -> None:
+    lars = pytest.importorskip("lightly.utils.lars", reason="lightly is not installed")
+    torch.manual_seed(0)
+    ours, theirs = (nn.Parameter(torch.ones(3, 2)) for _ in range(2))
+    # while the scale is below 1, lr times it is theirs at a learning rate of 1
+    mine = LARS([ours], 0.5, weight_decay=0.1, eta=0.02)
+    other = lars.LARS([theirs], 1.0, momentum=0.9, weight_decay=0.1, trust_coefficient=0.02)
+    for _ in range(3):
+        ours.grad = torch.randn(3, 2)
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        other.step()
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_only_weights_decay() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from fmicl.training.checkpoints import Checkpointer, load_checkpoint
 from fmicl.training.pipeline import train
 from fmicl.training.tasks.image_parts import build_image_encoder, load_splits
 from fmicl.utils.errors import Stopped
+from fmicl.utils.files import read_json
 from fmicl.utils.locks import lock_folder
 from image_sets import make
 from small_settings import digits, small
@@ -273,16 +275,18 @@ def test_training_outside_the_main_thread(tmp_path: Path) -> None:
 
 class _Handlers(torch.utils.data.Dataset[bool]):
     def __getitem__(self, index: int) -> bool:
-        return all(signal.getsignal(number) is signal.SIG_IGN for number in (signal.SIGINT, signal.SIGHUP))
+        os.kill(os.getpid(), signal.SIGTERM)
+        outlived = signal.alarm(0) > 0  # seconds until it would have ended
+        return outlived and all(signal.getsignal(x) is signal.SIG_IGN for x in (signal.SIGINT, signal.SIGHUP))
 
 
-def test_workers_ignore_the_signals_of_a_terminal() -> None:
+def test_workers_outlive_the_signals_of_a_terminal_and_a_scheduler() -> None:
     assert bool(next(iter(load_batches(_Handlers(), [[0]], 1, torch.device("cpu"))))[0])
 
 
-def start(out: Path, *options: str) -> subprocess.Popen[str]:
+def start(out: Path, *options: str, recipe: str = "digits") -> subprocess.Popen[str]:
     """Start a long run in its own process group, as a terminal does, and wait until it trains."""
-    command = [sys.executable, "-m", "fmicl", "train", "digits", "--device", "cpu", "--epochs", "5000", *options]
+    command = [sys.executable, "-m", "fmicl", "train", recipe, "--device", "cpu", "--epochs", "5000", *options]
     process = subprocess.Popen(
         [*command, "--out", str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
@@ -369,6 +373,20 @@ def test_several_processes_stop_together(whole: bool, tmp_path: Path) -> None:
     assert "Traceback" not in error
 
 
+def test_sigterm_to_all_processes_of_a_job_leaves_a_checkpoint(tmp_path: Path) -> None:
+    """As SLURM sends it, also to the workers that load images: the last steps still need them."""
+    words = small(
+        "images", make("images", tmp_path), memory_gib=0.0, workers=2, monitor_every=0, epochs=5000
+    ).arguments()
+    process = start(tmp_path / "run", *words, recipe="images")
+    os.killpg(process.pid, signal.SIGTERM)
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == 143, error
+    batches = load_checkpoint(Run(tmp_path / "run").checkpoint)["batches"]
+    assert error.startswith(f"fmicl: stopped after batch {batches} of")
+    assert "Traceback" not in error
+
+
 def test_resume_refuses_other_settings_and_allows_another_machine(tmp_path: Path) -> None:
     train(digits(epochs=1), out=tmp_path / "run")
     with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):
@@ -410,3 +428,67 @@ def test_a_run_that_starts_although_it_was_to_continue_says_why(
         left.unlink(missing_ok=True)
     train(digits(epochs=1), out=tmp_path / "typo", resume=True)
     assert "typo: it has no checkpoint yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["simclr", "moco"])
+def test_a_finished_run_goes_on_for_more_epochs(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {"method": method, "queue": 512, "batch_size": 256, "warmup_epochs": 0.0}
+    run = train(digits(epochs=2, **changes), out=tmp_path / "run")
+    assert run is not None
+    run.results.write_text('{"knn": 12.5}')  # `only_training` leaves none
+    run.report.write_text("page")
+    first = load_checkpoint(run.checkpoint)["metrics"]["rows"]
+    assert train(digits(epochs=2, **changes), out=run.path, resume=True) is not None
+    assert "finished already" in capsys.readouterr().out
+    assert train(digits(epochs=4, **changes), out=run.path, resume=True) is not None
+    assert "going on to 4 epochs" in capsys.readouterr().out
+    rows = load_checkpoint(run.checkpoint)["metrics"]["rows"]
+    assert rows[:2] == first
+    assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+    # The schedule is that of four epochs from the third on: the last steps of an epoch of five batches.
+    peak, steps = digits(**changes).learning_rate, 20
+    rate = [peak * 0.5 * (1 + math.cos(math.pi * step / steps)) for step in (14, 19)]
+    assert [row["lr"] for row in rows[2:]] == pytest.approx(rate)
+    assert (run.path / "results-2-epochs.json").read_text() == '{"knn": 12.5}'
+    assert (run.path / "report-2-epochs.html").read_text() == "page"
+    saved = read_json(run.settings)
+    assert saved["settings"]["epochs"] == 4
+    assert [entry["epochs"] for entry in saved["extended"]] == [2]
+
+
+def test_an_interrupted_extension_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("whole", "cut"):
+        train(digits(epochs=1, checkpoint_steps=1), out=tmp_path / name)
+    longer = digits(epochs=3, checkpoint_steps=1)
+    train(longer, out=tmp_path / "whole", resume=True)
+    write = Checkpointer.write
+
+    def stop(self: Checkpointer, trainer: Any, module: Any) -> None:
+        write(self, trainer, module)
+        if module.batches == 8:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpointer, "write", stop)
+    with pytest.raises((Stopped, KeyboardInterrupt)):
+        train(longer, out=tmp_path / "cut", resume=True)
+    monkeypatch.setattr(Checkpointer, "write", write)
+    train(longer, out=tmp_path / "cut", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_what_can_not_go_on_is_refused(tmp_path: Path) -> None:
+    run = train(digits(epochs=1, accumulate=2), out=tmp_path / "run")  # five batches
+    assert run is not None
+    with pytest.raises(ValueError, match="accumulate"):
+        train(digits(epochs=2, accumulate=2), out=run.path, resume=True)
+    with pytest.raises(ValueError, match="alpha"):
+        train(digits(epochs=2, accumulate=2, alpha=3.0), out=run.path, resume=True)
+    whole = train(digits(epochs=1), out=tmp_path / "whole")
+    assert whole is not None
+    whole.results.write_text("{}")
+    whole.report.write_text("")
+    whole.checkpoint.unlink()
+    with pytest.raises(ValueError, match="checkpoint"):
+        train(digits(epochs=2), out=whole.path, resume=True)

@@ -74,6 +74,19 @@ def test_the_last_step_counts_also_if_it_has_fewer_batches(
     assert "step 3 is exported" in capsys.readouterr().out
 
 
+def test_collapse_is_warned_of_in_training_and_in_the_end(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = small(place, alpha=1e-9, learning_rate=3e-3, epochs=12, sts=place / "sts", sts_every=24)
+    run = train(settings, out=tmp_path / "run")
+    assert run is not None
+    assert json.loads(run.results.read_text())["uniformity"] == pytest.approx(0, abs=0.02)
+    said = capsys.readouterr().out
+    assert "the embeddings have collapsed" in said
+    assert "the sentence vectors have collapsed" in said
+    assert "--alpha" in said
+
+
 def test_a_batch_that_does_not_fit_is_refused_before_there_is_a_folder(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

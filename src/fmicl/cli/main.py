@@ -1,4 +1,4 @@
-"""The command line: `fmicl train | sweep | evaluate | embed | report`.
+"""The command line: `fmicl train | sweep | evaluate | embed | reproduce | report | mi | check-assumption`.
 
 Nothing heavy is imported before the command is known, so that ``fmicl --help`` answers at once.
 """
@@ -24,11 +24,14 @@ COMMANDS = {
     "sweep": ("fmicl.cli.sweep", "Train a recipe on a grid of settings, several runs at once; resumes by itself."),
     "evaluate": ("fmicl.cli.evaluate", "Evaluate a run: k-NN and linear probe for images, STS tasks for text."),
     "embed": ("fmicl.cli.embed", "Write the embeddings of a folder of images or a text file."),
+    "reproduce": ("fmicl.cli.reproduce", "Run the paper's tables and figures, and show our numbers beside its own."),
     "report": ("fmicl.cli.report", "Draw a run's figures and write its HTML page."),
+    "mi": ("fmicl.cli.mi", "Estimate the f-mutual information of two arrays, with intervals."),
+    "check-assumption": ("fmicl.cli.check_assumption", "Test whether a run's positive pairs follow a Gaussian kernel."),
 }
 """Module and summary of each command; a module has ``run(words) -> int``."""
 
-LONG_RUNNING = ("train", "sweep")
+LONG_RUNNING = ("train", "sweep", "reproduce")
 """Commands that continue when their output is closed, as by `| head`."""
 
 
@@ -52,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:<10}{summary}" for name, (_, summary) in COMMANDS.items()]
+    lines = [f"  {name:<18}{summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: fmicl COMMAND ...",

@@ -34,7 +34,7 @@ class SweepOptions:
     ] = ()
     parallel: Annotated[
         int | None,
-        tyro.conf.arg(help="Runs at once on each device; with submitit, jobs at once (None: one run, or all jobs)."),
+        tyro.conf.arg(help="Runs at once on each device; with SLURM, jobs at once (None: one run, or all jobs)."),
     ] = None
     out: Annotated[
         Path | None,
@@ -44,13 +44,14 @@ class SweepOptions:
         ),
     ] = None
     launcher: Annotated[
-        Literal["local", "submitit"],
-        tyro.conf.arg(help="local: this machine's devices. submitit: a SLURM job for each run (extra slurm)."),
+        Literal["local", "slurm"],
+        tyro.conf.arg(help="local: this machine's devices. slurm: a SLURM job for each run."),
     ] = "local"
     slurm: Annotated[
         tuple[str, ...],
         tyro.conf.arg(
-            metavar="KEY=VALUE ...", help="With submitit: options of sbatch: partition, time, cpus_per_task, account."
+            metavar="KEY=VALUE ...",
+            help="Options of sbatch for --launcher slurm: partition, time, cpus_per_task, mem.",
         ),
     ] = ()
 
@@ -82,8 +83,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[list[Cell], SweepOptions]:
     )
     if parsed.parallel is not None and parsed.parallel < 1:
         raise ValueError(f"parallel must be positive, but it is {parsed.parallel}")
-    if parsed.slurm and parsed.launcher != "submitit":
-        raise ValueError("--slurm needs --launcher submitit")
+    if parsed.slurm and parsed.launcher != "slurm":
+        raise ValueError("--slurm needs --launcher slurm")
     cases = [parse_case(case, base) for case in parsed.case]
     return make_cells(base, grid_values(flat_values(parsed), base), cases), parsed
 

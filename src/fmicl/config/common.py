@@ -31,7 +31,9 @@ class OptimisationOptions:
     epochs: int = option(800, "Passes over the data.")
     batch_size: int = option(256, "Samples of a batch, over all processes together.")
     accumulate: int = option(1, "Batches whose gradients are accumulated for one step.")
-    optimizer: Literal["sgd", "adamw"] = option("sgd", "SGD with momentum 0.9, or AdamW.")
+    optimizer: Literal["sgd", "adamw", "lars"] = option(
+        "sgd", "SGD with momentum 0.9, AdamW, or LARS: SGD with a rate of its own for each layer."
+    )
     learning_rate: float = option(0.1, "Highest learning rate, reached after the warm-up; the schedule takes it to 0.")
     schedule: Literal["cosine", "linear"] = option("cosine", "Decay of the learning rate after the warm-up.")
     scale_learning_rate: bool = option(

@@ -69,6 +69,7 @@ class TaskOptions:
         check: refuses combinations of options of several groups.
         why_unused: options that have no effect for reasons of the task, with the reason.
         resolve: values that replace automatic ones.
+        from_data: options that may be "auto": `fmicl.training` chooses their values when it has seen the data.
         contrast_views: whether the negatives of a softmax loss are the other second views alone.
         high_precision: whether the objective needs inner products in float32.
         packages: whose versions are worth recording.
@@ -81,6 +82,7 @@ class TaskOptions:
     check: Callable[[Settings], None] = lambda _: None
     why_unused: Callable[[Settings], dict[str, str]] = lambda _: {}
     resolve: Callable[[Settings], dict[str, Any]] = lambda _: {}
+    from_data: tuple[str, ...] = ()
     contrast_views: bool = False
     high_precision: bool = False
     packages: tuple[str, ...] = ()
@@ -157,6 +159,8 @@ class Schema:
         if option.name in CHOICES:
             names = tuple(CHOICES[option.name].names())
             option = dataclasses.replace(option, type=Literal[names])
+        if option.name in self.task.from_data and option.type is not str:
+            option = dataclasses.replace(option, type=option.type | Literal["auto"])
         if option.name in self.task.defaults:
             option = dataclasses.replace(option, default=self.task.defaults[option.name])
         before = self.options.setdefault(option.name, option)
@@ -250,7 +254,9 @@ class Settings:
         groups = {}
         for group in schema.used(values):
             names = [option.name for option in options_of(group.options)]
-            groups[group.options] = group.options(**{key: values[key] for key in names})
+            # What the data will decide has its declared default until then.
+            known = {key: values[key] for key in names if key not in schema.task.from_data or values[key] != "auto"}
+            groups[group.options] = group.options(**known)
         self.__dict__.update(
             recipe=name, task=schema.task, schema=schema, _base=base, _values=values, _groups=groups,
             changes={key: value for key, value in values.items() if value != defaults[key]},
@@ -287,6 +293,16 @@ class Settings:
         """The values of all options, used or not."""
         return dict(self._values)
 
+    @property
+    def unresolved(self) -> tuple[str, ...]:
+        """Options that are "auto", for the data to decide.
+
+        Example:
+            >>> recipe("images", epochs=5, encoder="resnet18", size=64).unresolved
+            ('batch_size', 'learning_rate')
+        """
+        return tuple(name for name in self.task.from_data if self._values[name] == "auto")
+
     def replace(self, **changes: Any) -> Settings:
         """The same settings with other values.
 
@@ -303,11 +319,16 @@ class Settings:
 
     @property
     def objective_options(self) -> ObjectiveOptions:
-        """The options of the chosen objective."""
-        return cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
+        """The options of what is optimised: the chosen objective, or the method's own loss.
 
-    def objective_context(self, dim: int = 512) -> ObjectiveContext:
-        """What the objective is told about the run, with embeddings of this dimension."""
+        Raises:
+            ValueError: the method doesn't take this objective.
+        """
+        chosen = cast(ObjectiveOptions, self._groups[OBJECTIVES[self.objective].value])
+        return self.method_options.resolve_objective(chosen)
+
+    def objective_context(self, dim: int = 512, classes: int = 0) -> ObjectiveContext:
+        """What the objective is told about the run, with embeddings of this dimension and data of so many classes."""
         divergence = DIVERGENCES[self.divergence].value
         parameters = {option.name: self._values[option.name] for option in options_of(divergence)}
         return ObjectiveContext(
@@ -317,6 +338,8 @@ class Settings:
             high_precision=self.task.high_precision,
             divergence_parameters=parameters,
             detached=self.method_options.detached(),
+            explicit_negatives=self.method_options.method.explicit_negatives,
+            classes=classes,
         )
 
     def used(self) -> dict[str, Any]:
@@ -337,6 +360,11 @@ class Settings:
     def _reasons(self) -> dict[str, str]:
         """Options of groups that are used, or of others, that these declare without effect, with the reason."""
         found: dict[str, str] = {}
+        if self.method_options.own_loss:
+            reason = f"method {self.method} has a loss of its own"
+            kinds = ("objective", "divergence")
+            owners = self.schema.owners.items()
+            found = {name: reason for name, groups in owners if all(g.title.startswith(kinds) for g in groups)}
         for group in self._groups.values():
             if hasattr(group, "why_unused"):
                 found |= group.why_unused()
@@ -359,13 +387,15 @@ class Settings:
     def differences(self, before: Settings) -> str:
         """What a run with these settings computes differently from one with others, in words; "" if nothing.
 
+        Options that are unresolved here agree with any value.
+
         Example:
             >>> now = recipe("digits", alpha=10.0, device="cpu")
             >>> now.differences(recipe("digits"))
             'alpha was 20.0, is now 10.0'
         """
         then, now = before._computed(), self._computed()
-        names = [name for name in {**now, **then} if then.get(name) != now.get(name)]
+        names = [name for name in {**now, **then} if then.get(name) != now.get(name) and name not in self.unresolved]
         return "; ".join(f"{name} was {then.get(name)}, is now {now.get(name)}" for name in names)
 
     def _computed(self) -> dict[str, Any]:

@@ -21,11 +21,16 @@ class Batch(NamedTuple):
         second: another random view of the same samples in the same order, as first. With K views per sample, the K - 1
             others, ((K - 1) B, ...): all of the second, then all of the third, ...
         index: (B,) int64 on the device, the samples' positions in the dataset.
+        local: K local crops of each sample, (K B, C, s, s), all of the first, then all of the second, ...; None if
+            there are none.
+        labels: (B,) int64 on the device, their labels, -1 if unknown; None if training is without labels.
     """
 
     first: Tensor
     second: Tensor
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody needs here
+    local: Tensor | None = None
+    labels: Tensor | None = None
 
 
 class Stream(ABC):

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fmicl.utils.learnable import Scalar, format_scalar, log, require_positive_scalar
+
 __all__ = ["Divergence", "Weighted", "as_real"]
 
 
@@ -129,7 +131,7 @@ class Divergence(ABC):
         """d activated_penalty / dv."""
         return self.conjugate_derivative(v) if self.supremum == math.inf else self.penalty_slope(v)
 
-    def weighted(self, alpha: float) -> Divergence:
+    def weighted(self, alpha: Scalar) -> Divergence:
         r"""f_alpha(x) = alpha f(x / alpha) - alpha f(1 / alpha): the weighting parameter as a divergence.
 
         Its bound at x = alpha u is the bound of f at u with alpha before the negative term:
@@ -226,21 +228,21 @@ class Weighted(Divergence):
     """f_alpha(x) = alpha f(x / alpha) - alpha f(1 / alpha), made by `Divergence.weighted`."""
 
     base: Divergence
-    alpha: float
+    alpha: Scalar
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise ValueError(f"weighted needs a finite alpha > 0, got alpha={self.alpha}")
+        require_positive_scalar("alpha", self.alpha)
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """The base's name and the weight."""
-        return f"{self.base.name}[alpha={self.alpha:g}]"
+        return f"{self.base.name}[alpha={format_scalar(self.alpha)}]"
 
     @property
     def formula(self) -> str:  # type: ignore[override]
         """f_alpha in terms of the base's f."""
-        return f"{self.alpha:g} f(u/{self.alpha:g}) - {self.alpha:g} f(1/{self.alpha:g}), f(u) = {self.base.formula}"
+        alpha = format_scalar(self.alpha)
+        return f"{alpha} f(u/{alpha}) - {alpha} f(1/{alpha}), f(u) = {self.base.formula}"
 
     @property
     def supremum(self) -> float:  # type: ignore[override]
@@ -258,9 +260,10 @@ class Weighted(Divergence):
         return self.base.piecewise_linear
 
     @property
-    def constant(self) -> float:
-        """alpha f(1 / alpha), in float64."""
-        return self.alpha * float(self.base.f(torch.tensor(1 / self.alpha, dtype=torch.float64)))
+    def constant(self) -> Scalar:
+        """alpha f(1 / alpha), computed in float64; a tensor if alpha or the base is learned."""
+        value = self.alpha * self.base.f(torch.as_tensor(1 / self.alpha, dtype=torch.float64))
+        return value if isinstance(self.alpha, Tensor) or value.requires_grad else float(value)
 
     def _f(self, u: Tensor) -> Tensor:
         return self.alpha * self.base._f(u / self.alpha) - self.constant
@@ -275,13 +278,13 @@ class Weighted(Divergence):
         return self.alpha * self.base._conjugate_derivative(t)
 
     def _score(self, r: Tensor) -> Tensor:
-        return self.base.score(r - math.log(self.alpha))
+        return self.base.score(r - log(self.alpha))
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return self.alpha * self.base.penalty(r - math.log(self.alpha)) + self.constant
+        return self.alpha * self.base.penalty(r - log(self.alpha)) + self.constant
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
-        return self.alpha * self.base.penalty_slope(r - math.log(self.alpha))
+        return self.alpha * self.base.penalty_slope(r - log(self.alpha))
 
     def _relative_curvature(self, r: Tensor) -> Tensor:
-        return self.base._relative_curvature(r - math.log(self.alpha))
+        return self.base._relative_curvature(r - log(self.alpha))

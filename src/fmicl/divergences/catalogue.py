@@ -12,6 +12,7 @@ from torch import Tensor
 from fmicl.divergences.base import Divergence
 from fmicl.divergences.registry import register_divergence
 from fmicl.divergences.special import expm1, log_lambert_w
+from fmicl.utils.learnable import format_scalar, host_value
 from fmicl.utils.options import option
 
 __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
@@ -280,9 +281,12 @@ class Jeffrey(Divergence):
 
 
 @register_divergence("tsallis", summary="Tsallis of order a: repels the closest negatives most strongly.")
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tsallis(Divergence):
-    """Tsallis of order a > 1, f(u) = (u^a - 1) / (a - 1). The paper takes a = 3; a -> 1 is KL up to a linear term."""
+    """Tsallis of order a > 1, f(u) = (u^a - 1) / (a - 1). The paper takes a = 3; a -> 1 is KL up to a linear term.
+
+    The order may be a tensor with a gradient; on a GPU its value isn't checked.
+    """
 
     order: float = option(3.0, "Order of tsallis, above 1; the paper takes 3.")
 
@@ -291,8 +295,13 @@ class Tsallis(Divergence):
     closed_form = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.order) and self.order > 1):
-            raise ValueError(f"tsallis needs a finite order > 1, got order={self.order}; for order -> 1 use kl")
+        known = host_value(self.order)
+        if known is not None and not (math.isfinite(known) and known > 1):
+            raise ValueError(f"tsallis needs a finite order > 1, got order={known}; for order -> 1 use kl")
+
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        return f"Tsallis(order={format_scalar(self.order) if isinstance(self.order, Tensor) else self.order})"
 
     def _f(self, u: Tensor) -> Tensor:
         return (u.pow(self.order) - 1) / (self.order - 1)

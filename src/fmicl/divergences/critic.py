@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fmicl.divergences.base import Divergence
+from fmicl.utils.learnable import Scalar
 
 __all__ = ["Critic", "require_curved"]
 
@@ -30,15 +31,15 @@ class Critic:
 
     Attributes:
         divergence: the f-divergence.
-        offset: z at c = 0.
-        scale: slope of z, positive.
+        offset: z at c = 0; a tensor if it is learned.
+        scale: slope of z, positive; likewise.
         free: True if z is a free critic value that `divergence.activation` maps into the domain (cosine),
             False if z is the log density ratio itself (Gaussian).
     """
 
     divergence: Divergence
-    offset: float
-    scale: float
+    offset: Scalar
+    scale: Scalar
     free: bool
 
     def __post_init__(self) -> None:

@@ -8,17 +8,20 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from fmicl.divergences.base import Divergence
+from fmicl.utils.learnable import leaf_tensors
 
 _CHECKED = 16.0  # largest |log u| at which convexity is checked; e^16 is about 9e6
 _POINTS = 4097  # odd, so that u = 1 is one of them
 _BISECTION_LIMIT = 300.0  # largest |log u|; beyond it squares of u leave float64
 _NEWTON_STEPS = 12  # to a root within 0.15 in log u; a smooth f needs 4 or 5
+
+T = TypeVar("T")
 
 
 def _to_float64(x: Tensor) -> Tensor:
@@ -26,16 +29,23 @@ def _to_float64(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.double()
 
 
-@dataclass(frozen=True)
-class Generated(Divergence):
-    """A divergence from f alone: f' by automatic differentiation, the rest by Fenchel-Young."""
+class _Limits(NamedTuple):
+    """f'(inf), f(0) and f* at f'(inf), the limit of u f'(u) - f(u), which may be finite."""
 
-    generator: Callable[[Tensor], Tensor]
-    name: str
     supremum: float
     at_zero: float
     at_supremum: float
-    """f* at the supremum, the limit of u f'(u) - f(u); it may be finite."""
+
+
+@dataclass(frozen=True)
+class Generated(Divergence):
+    """A divergence from f alone: f' by automatic differentiation, the rest by Fenchel-Young.
+
+    If f depends on tensors that are trained, its limits and its table of slopes are computed again when they change.
+    """
+
+    generator: Callable[[Tensor], Tensor]
+    name: str
     piecewise_linear: bool = False
 
     formula = "given as code"
@@ -68,22 +78,58 @@ class Generated(Divergence):
     def checked(cls, f: Callable[[Tensor], Tensor], name: str) -> Generated:
         """Check that f is a generator, and find f'(inf), f(0) and f*(f'(inf))."""
         u = torch.exp(torch.linspace(-_CHECKED, _CHECKED, _POINTS, dtype=torch.float64))
-        _check_elementwise(f, u, name)
-        steepest = _check_convex(f, u, name)
-        supremum = _supremum(f)
-        if supremum < steepest - 1e-6 * (1 + abs(steepest)):
+        with torch.no_grad():
+            _check_elementwise(f, u, name)
+            steepest = _check_convex(f, u, name)
+            _, curvature = _slope_and_curvature(f, u)
+        made = cls(f, name, piecewise_linear=not bool((u.square() * curvature > 1e-12).any()))
+        if made.supremum < steepest - 1e-6 * (1 + abs(steepest)):
             raise ValueError(
                 f"{name}: f is not convex beyond u = {float(u[-1]):g}: its slope falls from {steepest:g} to "
-                f"{supremum:g}"
+                f"{made.supremum:g}"
             )
-        _, curvature = _slope_and_curvature(f, u)
-        piecewise_linear = not bool((u.square() * curvature > 1e-12).any())
-        return cls(f, name, supremum, _at_zero(f), _at_supremum(f), piecewise_linear)
+        return made
+
+    @property
+    def supremum(self) -> float:  # type: ignore[override]
+        """f'(inf)."""
+        return self._limits.supremum
+
+    @property
+    def _limits(self) -> _Limits:
+        f = self.generator
+        return self._cached("limits", lambda: _Limits(_supremum(f), _at_zero(f), _at_supremum(f)))
+
+    @functools.cached_property
+    def _cache(self) -> dict[str, tuple[object, Any]]:
+        return {}
+
+    def _cached(self, name: str, compute: Callable[[], T]) -> T:
+        """A result that is computed again when the tensors that f depends on have changed."""
+        state = self._state()
+        known = self._cache.get(name)
+        if known is None or known[0] != state:
+            with torch.no_grad():
+                known = self._cache[name] = state, compute()
+        result: T = known[1]
+        return result
+
+    def _state(self) -> object:
+        """Identity and version of each tensor with a gradient that f depends on."""
+        if not self._learned:
+            return None
+        device = next(iter(self._learned)).device
+        found = leaf_tensors(self.generator, torch.ones(1, dtype=torch.float64, device=device))
+        return tuple((id(each), each._version, each.device) for each in found)
+
+    @functools.cached_property
+    def _learned(self) -> list[Tensor]:
+        return leaf_tensors(self.generator, torch.ones(1, dtype=torch.float64))
 
     def _f(self, u: Tensor) -> Tensor:
         at_zero = u == 0  # a formula such as u log u is NaN there, but f has a limit
         values = self.generator(torch.where(at_zero, 1.0, _to_float64(u)))
-        return torch.where(at_zero, self.at_zero, values).to(u.dtype)
+        return torch.where(at_zero, self._limits.at_zero, values).to(u.dtype)
 
     def _derivative(self, u: Tensor) -> Tensor:
         return _slope(self.generator, _to_float64(u)).to(u.dtype)
@@ -91,11 +137,18 @@ class Generated(Divergence):
     def _conjugate(self, t: Tensor) -> Tensor:
         wide, u = _to_float64(t), _Maximiser.apply(t, self)
         value = (wide * u - self.generator(u)).to(t.dtype)
-        return value if self.supremum == math.inf else torch.where(t >= self.supremum, self.at_supremum, value)
+        return value if self.supremum == math.inf else torch.where(t >= self.supremum, self._limits.at_supremum, value)
 
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
-        u = _Maximiser.apply(t, self).to(t.dtype)
+        u = self._with_parameters(_Maximiser.apply(t, self)).to(t.dtype)
         return u if self.supremum == math.inf else torch.where(t >= self.supremum, math.inf, u)
+
+    def _with_parameters(self, u: Tensor) -> Tensor:
+        """The maximiser u of t u - f(u), with its derivative -d_p f'(u) / f''(u) in the parameters p of f."""
+        if not (torch.is_grad_enabled() and self._learned):
+            return u
+        slope = _slope(self.generator, u.detach())
+        return u - (slope - slope.detach()) * _inverse_curvature(self.generator, u.detach()).detach()
 
     def _score(self, r: Tensor) -> Tensor:
         return _slope(self.generator, torch.exp(_to_float64(r))).to(r.dtype)
@@ -116,10 +169,12 @@ class Generated(Divergence):
         ratio = curvature / torch.where(slope == 0, 1.0, slope)
         return torch.where(ratio.abs() < 1e-10, 0.0, ratio).to(r.dtype)
 
-    @functools.cached_property
-    def _table(self) -> tuple[Tensor, Tensor]:
-        """A grid of log u, and f' there, made non-decreasing."""
-        log_u = torch.linspace(-_BISECTION_LIMIT, _BISECTION_LIMIT, _POINTS, dtype=torch.float64)
+    def _table(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """A grid of log u, and f' there, made non-decreasing; of the type and on the device of t."""
+        return self._cached(f"table {t.dtype} {t.device}", lambda: self._slopes(t))
+
+    def _slopes(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        log_u = torch.linspace(-_BISECTION_LIMIT, _BISECTION_LIMIT, _POINTS, dtype=t.dtype, device=t.device)
         slopes = _slope(self.generator, torch.exp(log_u))
         slopes = torch.where(slopes.isnan(), log_u.sign() * math.inf, slopes)  # f overflows there
         return log_u, slopes.cummax(dim=0).values
@@ -133,7 +188,7 @@ class Generated(Divergence):
         """
         given, t = t, _to_float64(t)
         rounding = max(1e-2 * torch.finfo(given.dtype).eps, 4 * torch.finfo(t.dtype).eps)
-        log_u, slopes = (x.to(t) for x in self._table)
+        log_u, slopes = self._table(t)
         place = torch.searchsorted(slopes, t.contiguous())
         # one more cell on each side, so that steps to a root at the edge don't leave the interval
         low = torch.where(place == _POINTS, log_u[-1], log_u[(place - 2).clamp(min=0)])

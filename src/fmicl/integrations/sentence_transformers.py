@@ -83,7 +83,7 @@ class FMICLLoss(nn.Module):
         gather_across_devices: with several processes, take negatives from all of them.
 
     Raises:
-        ValueError: a setting is invalid; or, at the call, there is no column.
+        ValueError: a setting is invalid; or, at the call, there is no column, or one of labels.
 
     References:
         * f-MICL: Understanding and Generalizing InfoNCE-based Contrastive Learning:
@@ -152,7 +152,12 @@ class FMICLLoss(nn.Module):
         )
 
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
-        """The loss of one batch: a dictionary of tokens for each column. Labels are ignored."""
+        """The loss of one batch: a dictionary of tokens for each column.
+
+        Raises:
+            ValueError: there are labels.
+        """
+        _refuse_labels(labels)
         columns = list(sentence_features)
         if len(columns) == 1:
             embeddings = _embed_twice(self.model, columns[0])
@@ -160,8 +165,13 @@ class FMICLLoss(nn.Module):
             embeddings = [self.model(features)["sentence_embedding"] for features in columns]
         return self.compute_loss_from_embeddings(embeddings, labels)
 
-    def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        """The loss of embeddings (N, d) of anchors, positives and each column of negatives."""
+    def compute_loss_from_embeddings(self, embeddings: Sequence[Tensor], labels: Tensor | None = None) -> Tensor:
+        """The loss of embeddings (N, d) of anchors, positives and each column of negatives.
+
+        Raises:
+            ValueError: there are labels, or fewer than two columns.
+        """
+        _refuse_labels(labels)
         if len(embeddings) < 2:
             wrong = ValueError(f"the loss needs anchors and positives, but there are {len(embeddings)} columns")
             world_of(torch.empty(0, 0), self.objective.options["gather"], wrong)  # raises it on all processes
@@ -222,6 +232,14 @@ class FMICLLoss(nn.Module):
     url={https://openreview.net/forum?id=ZD03VUZmRx}
 }
 """
+
+
+def _refuse_labels(labels: Tensor | None) -> None:
+    if labels is not None:
+        raise ValueError(
+            f"the dataset has a column of labels or scores ({len(labels)} in this batch), which this loss has no use "
+            'for: every row is a positive pair. Remove the column: dataset.remove_columns("label")'
+        )
 
 
 def _embed_twice(model: nn.Module, features: dict[str, Any]) -> Sequence[Tensor]:

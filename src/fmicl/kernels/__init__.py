@@ -23,7 +23,9 @@ from torch import Tensor
 from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.backend import Backend, PairFunction, Square
 from fmicl.kernels.exchange import World, all_logsumexp, all_sum, gather_with_gradient, world_of
+from fmicl.kernels.parameters import fold_scalars, fold_scale, has_learnable_scalars
 from fmicl.kernels.positives import can_fuse_positives, normalise_pairs, pair_distances
+from fmicl.utils.learnable import Scalar
 from fmicl.utils.numerics import to_float32
 from fmicl.utils.triton import interpreting, triton_runs_on
 
@@ -60,7 +62,10 @@ def pair_sum(
     fast: bool = False,
     world: World | None = None,
 ) -> Tensor:
-    """sum_ij function.penalty(offset + scale * x_i.o_j), differentiable in x and other.
+    """sum_ij function.penalty(offset + scale * x_i.o_j), differentiable in x, other and what the function learns.
+
+    Offset and scale may be tensors with a gradient, and so may what the penalty depends on (see
+    `fmicl.kernels.parameters`). Their gradient is that of the returned sum over this process's rows.
 
     Args:
         x: unit rows of this process, (N, d).
@@ -88,6 +93,8 @@ def pair_sum(
     if other is None and skip not in (0, None):
         raise ValueError(f"x with itself supports skip=0 or None, got skip={skip}; pass x as `other` for other offsets")
     world = world or World(0, (len(x),))
+    if kernel != "reference" and has_learnable_scalars(function):
+        x, other, function = fold_scalars(x, x if other is None else other, function, fast)
     backend = _backend(kernel, x, function, fast)
     if backend in (None, _TILED):
         x, other = to_float32(x), None if other is None else to_float32(other)
@@ -100,7 +107,7 @@ def pair_sum(
 def row_logsumexp(
     x: Tensor,
     other: Tensor | None,
-    scale: float,
+    scale: Scalar,
     skip: int | None = None,
     *,
     kernel: Kernel = "auto",
@@ -109,6 +116,8 @@ def row_logsumexp(
     paired: bool = False,
 ) -> Tensor:
     """log sum_j exp(scale * x_i.o_j) for each row of this process, (N,); arguments as in `pair_sum`.
+
+    The scale may be a tensor with a gradient.
 
     With `paired`, x holds the two views of each sample in turn, x_0 y_0 x_1 y_1 ..., and is paired with itself; skip=0
     then leaves out both views of a row's own sample.
@@ -134,6 +143,8 @@ def row_logsumexp(
     if backend is None:
         columns = gather_with_gradient(x if other is None else other, world)
         return reference.row_logsumexp(x, columns, scale, None if skip is None else skip + world.first, paired)
+    if isinstance(scale, Tensor):
+        x, scale = fold_scale(x, scale, with_itself=other is None)
     return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
 
 

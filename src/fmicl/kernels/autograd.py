@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fmicl.kernels import reference
 from fmicl.kernels.backend import Backend, Normaliser, PairFunction
 from fmicl.kernels.exchange import World, gather_rows, require_first_order, ring_exchange
+from fmicl.kernels.parameters import penalty_parameters
 from fmicl.kernels.transforms import frees_graph
 from fmicl.utils.numerics import exact_matmul, to_float32
 
@@ -20,8 +21,11 @@ __all__ = ["pair_sum", "row_logsumexp"]
 def pair_sum(
     x: Tensor, other: Tensor | None, function: PairFunction, skip: int | None, backend: Backend, world: World
 ) -> Tensor:
-    """sum_ij penalty(z_ij) over this process's rows x and all processes' columns; other=None is x with itself."""
-    total: Tensor = _PairSum.apply(x, other, function, skip, backend, world)
+    """sum_ij penalty(z_ij) over this process's rows x and all processes' columns; other=None is x with itself.
+
+    Also differentiable in the tensors that the penalty depends on.
+    """
+    total: Tensor = _PairSum.apply(x, other, function, skip, backend, world, *penalty_parameters(function, x))
     return total
 
 
@@ -49,6 +53,7 @@ class _PairSum(torch.autograd.Function):
         skip: int | None,
         backend: Backend,
         world: World,
+        *parameters: Tensor,
     ) -> Tensor:
         rows_wanted = ctx.needs_input_grad[0]
         grad_x: Tensor | None
@@ -64,10 +69,13 @@ class _PairSum(torch.autograd.Function):
                     grad_x *= 2  # every pair is counted twice, once in each order
             elif ctx.needs_input_grad[1]:
                 _, grad_other = _over_columns(other, x, function, skip, True, backend, world, mirrored=True)
-        ctx.gradients = (grad_x, grad_other)
-        ctx.save_for_backward(x, other)
+        by_parameter = []
+        if parameters:
+            by_parameter = _over_columns_by_parameter(x, other, function, skip, parameters, backend, world)
+        ctx.gradients = (grad_x, grad_other, *by_parameter)
+        ctx.save_for_backward(x, other, *parameters)
         ctx.settings = (function, skip, world)
-        ctx.types = tuple(None if value is None else value.dtype for value in (x, other))
+        ctx.types = tuple(None if value is None else value.dtype for value in (x, other, *parameters))
         return total.to(torch.promote_types(x.dtype, torch.float32))
 
     @staticmethod
@@ -77,15 +85,17 @@ class _PairSum(torch.autograd.Function):
         # Inputs are not checked for changes: they may have been overwritten since, as a queue is.
         found = zip(ctx.gradients, ctx.types, strict=True)
         if torch.is_grad_enabled():  # create_graph=True: the gradient itself must be differentiable
-            x, other = ctx.saved_tensors
+            x, other, *parameters = ctx.saved_tensors
             function, skip, world = ctx.settings
             require_first_order(world)
-            grads = _dense_gradients(lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other)
-            return (*grads, None, None, None, None)
+            by_x, by_other, *rest = _dense_gradients(
+                lambda a, b: reference.pair_sum(a, b, function, skip), grad, x, other, *parameters
+            )
+            return (by_x, by_other, None, None, None, None, *rest)
         if frees_graph(grad):
             ctx.gradients = None  # autograd copies a gradient that has another reference
-        scaled = [None if value is None else _scaled(value, grad, dtype) for value, dtype in found]
-        return (*scaled, None, None, None, None)
+        by_x, by_other, *rest = (None if value is None else _scaled(value, grad, dtype) for value, dtype in found)
+        return (by_x, by_other, None, None, None, None, *rest)
 
 
 def _all_columns(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
@@ -115,6 +125,24 @@ def _over_columns(
         grad = share if grad is None or share is None else grad.add_(share)
     assert total is not None
     return total, grad
+
+
+def _over_columns_by_parameter(
+    x: Tensor,
+    other: Tensor | None,
+    function: PairFunction,
+    skip: int | None,
+    parameters: Sequence[Tensor],
+    backend: Backend,
+    world: World,
+) -> list[Tensor]:
+    """Gradient of this process's sum in the parameters of the penalty."""
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for part, first in _all_columns(x if other is None else other, world, backend):
+        shares = backend.pair_parameters(x, part, function, _shifted(skip, world.first - first), parameters)
+        for sum_, share in zip(total, shares, strict=True):
+            sum_ += share
+    return total
 
 
 class _RowLogSumExp(torch.autograd.Function):
@@ -205,16 +233,14 @@ def _from_terms(
 
 
 def _dense_gradients(
-    function: Callable[[Tensor, Tensor], Tensor], grad: Tensor, x: Tensor, other: Tensor | None
-) -> tuple[Tensor | None, Tensor | None]:
+    function: Callable[[Tensor, Tensor], Tensor], grad: Tensor, x: Tensor, other: Tensor | None, *parameters: Tensor
+) -> tuple[Tensor | None, ...]:
     """Differentiable gradients by the dense reference, for double backward."""
-    inputs = [value for value in (x, other) if value is not None and value.requires_grad]
+    given = (x, other, *parameters)
+    inputs = [value for value in given if value is not None and value.requires_grad]
     value = function(x, x if other is None else other)
-    found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True))
-    return (
-        next(found) if x.requires_grad else None,
-        next(found) if other is not None and other.requires_grad else None,
-    )
+    found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True, allow_unused=True))
+    return tuple(next(found) if value is not None and value.requires_grad else None for value in given)
 
 
 def _scaled(value: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x
     pair_rows             sum_ij penalty(z_ij)  and its gradient in x
     pair_both             the same, with the gradient in the columns too
     pair_symmetric        the same for x with itself without the diagonal, each pair in both orders
+    pair_parameters       gradient of the sum in tensors that the penalty itself depends on
     logsumexp_rows        log sum_j exp(scale * x_i.o_j)  for each row
     logsumexp_with_terms  the same together with its summands, where these are small enough to keep
     logsumexp_gradient    gradient of the log-sum-exps in the rows
@@ -21,10 +22,13 @@ k and the number of rows of each process must be even.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+from fmicl.utils.learnable import Scalar
 
 __all__ = ["Backend", "Normaliser", "PairFunction", "Square"]
 
@@ -33,12 +37,12 @@ class PairFunction(Protocol):
     """A scalar function of the affine image z = offset + scale * c of an inner product c."""
 
     @property
-    def offset(self) -> float:
-        """Constant part of z."""
+    def offset(self) -> Scalar:
+        """Constant part of z. Backends get numbers: `fmicl.kernels.parameters.fold_scalars` folds tensors."""
 
     @property
-    def scale(self) -> float:
-        """Factor of the inner product in z."""
+    def scale(self) -> Scalar:
+        """Factor of the inner product in z; likewise."""
 
     def penalty(self, z: Tensor) -> Tensor:
         """Penalty of pairs with this z, elementwise."""
@@ -51,8 +55,8 @@ class PairFunction(Protocol):
 class Square:
     """z^2 with z = scale * c: the penalty of the spectral contrastive loss."""
 
-    scale: float
-    offset: float = 0.0
+    scale: Scalar
+    offset: Scalar = 0.0
 
     def penalty(self, z: Tensor) -> Tensor:
         """z^2."""
@@ -88,6 +92,11 @@ class Backend(Protocol):
 
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """sum_{i != j} penalty(z_ij) of x with itself, and its gradient in x."""
+
+    def pair_parameters(
+        self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, parameters: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Gradient of sum_ij penalty(z_ij) in each of the leaf tensors that `function.penalty` depends on."""
 
     def logsumexp_rows(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False

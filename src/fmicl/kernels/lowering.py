@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from torch import Tensor
+
 from fmicl.divergences import (
     JS,
     KL,
@@ -43,7 +45,7 @@ class Lowered(NamedTuple):
 
 
 def lower(function: PairFunction) -> Lowered | None:
-    """The Triton form of a pair function; None if there is none (a user-defined divergence, a shift).
+    """The Triton form of a pair function; None if there is none (a user-defined or learned divergence, a shift).
 
     Types are compared exactly: a subclass may compute something else.
 
@@ -53,6 +55,8 @@ def lower(function: PairFunction) -> Lowered | None:
         >>> lower(critic).kind, lower(critic).constant      # expm1(2 r) = exp(2 r) - 1
         ('exp', -1.0)
     """
+    if isinstance(function.offset, Tensor) or isinstance(function.scale, Tensor):
+        return None
     if type(function) is Square:
         return Lowered("square", function.offset, function.scale, slope=function.scale)
     if type(function) is Critic:
@@ -67,6 +71,8 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
 
     if type(divergence) not in _SUPPORTED:
         return None
+    if any(isinstance(value, Tensor) for value in vars(divergence).values()):
+        return None  # learned
     unbounded = free and divergence.supremum == math.inf
     match divergence:
         case Weighted():

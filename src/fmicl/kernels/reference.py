@@ -12,25 +12,26 @@ import torch
 from torch import Tensor
 
 from fmicl.kernels.backend import PairFunction
+from fmicl.utils.learnable import Scalar
 from fmicl.utils.numerics import exact_matmul
 
-__all__ = ["pair_sum", "row_logsumexp"]
+__all__ = ["exact_products", "pair_sum", "row_logsumexp"]
 
 
 def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None = None) -> Tensor:
     """sum_ij function.penalty(offset + scale * x_i.o_j), without the pairs j = i + skip."""
-    z = function.offset + function.scale * _products(x, other)
+    z = function.offset + function.scale * exact_products(x, other)
     if skip is None:
         return function.penalty(z).sum()
     skipped = _skipped(x, other, skip)
     # Mask before the penalty too: that of a sample with itself may overflow, and its gradient be NaN.
-    values = function.penalty(z.masked_fill(skipped, function.offset))
+    values = function.penalty(torch.where(skipped, function.offset, z))
     return values.masked_fill(skipped, 0.0).sum()
 
 
-def row_logsumexp(x: Tensor, other: Tensor, scale: float, skip: int | None = None, paired: bool = False) -> Tensor:
+def row_logsumexp(x: Tensor, other: Tensor, scale: Scalar, skip: int | None = None, paired: bool = False) -> Tensor:
     """log sum_j exp(scale * x_i.o_j) for each row i, without the pairs j = i + skip (see `fmicl.kernels.backend`)."""
-    logits = scale * _products(x, other)
+    logits = scale * exact_products(x, other)
     if skip is not None:
         logits = logits.masked_fill(_skipped(x, other, skip, paired), -math.inf)
     return logits.logsumexp(dim=1)
@@ -43,7 +44,7 @@ def _skipped(x: Tensor, other: Tensor, skip: int, paired: bool = False) -> Tenso
     return torch.ones(len(x), len(other), dtype=torch.bool, device=x.device).triu(skip).tril(skip)
 
 
-def _products(a: Tensor, b: Tensor) -> Tensor:
+def exact_products(a: Tensor, b: Tensor) -> Tensor:
     """a b^T with `fmicl.utils.numerics.exact_matmul`; under torch.compile in torch's current precision."""
     if torch.compiler.is_compiling():  # it can't trace functions with a custom jvp
         return a @ b.T
@@ -70,9 +71,9 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        return _products(grad, b.T) if wanted[0] else None, _products(grad.T, a.T) if wanted[1] else None
+        return exact_products(grad, b.T) if wanted[0] else None, exact_products(grad.T, a.T) if wanted[1] else None
 
     @staticmethod
     def jvp(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
         a, b = ctx.saved_tensors
-        return _products(a_tangent, b) + _products(a, b_tangent)
+        return exact_products(a_tangent, b) + exact_products(a, b_tangent)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -26,6 +26,7 @@ __all__ = [
     "logsumexp_symmetric",
     "logsumexp_with_terms",
     "pair_both",
+    "pair_parameters",
     "pair_rows",
     "pair_symmetric",
 ]
@@ -126,15 +127,16 @@ def _rectangle(
     grad_columns: Tensor | None,
 ) -> Tensor:
     """The sum over all tiles; gradients are added to the given tensors."""
-    tiles = _Tiles(x, columns, function.offset, function.scale)
+    offset, scale = _numbers(function)
+    tiles = _Tiles(x, columns, offset, scale)
     total = _zero(x)
     for i, j, z in tiles:
         value, slope = _evaluate(function, z, grad_x is not None, skip, i, j)
         total += value
         if grad_x is not None and slope is not None:
-            grad_x[i].addmm_(slope, tiles.columns[j], alpha=function.scale)
+            grad_x[i].addmm_(slope, tiles.columns[j], alpha=scale)
             if grad_columns is not None:
-                grad_columns[j].addmm_(slope.T, tiles.x[i], alpha=function.scale)
+                grad_columns[j].addmm_(slope.T, tiles.x[i], alpha=scale)
     return total
 
 
@@ -146,7 +148,8 @@ def _zero(x: Tensor) -> Tensor:
 @_exact
 def pair_symmetric(x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """sum_{i != j} penalty(z_ij) of x with itself, and its gradient: tiles above the diagonal count twice."""
-    tiles = _Tiles(x, None, function.offset, function.scale)
+    offset, scale = _numbers(function)
+    tiles = _Tiles(x, None, offset, scale)
     total = _zero(x)
     grad = torch.zeros_like(tiles.x) if gradient else None
     for i, j, z in tiles:
@@ -154,10 +157,39 @@ def pair_symmetric(x: Tensor, function: PairFunction, gradient: bool) -> tuple[T
         total += value if i == j else 2 * value
         if grad is not None and slope is not None:
             # both orders of a pair: 2 slope x_j for row i, and 2 slope x_i for row j
-            grad[i].addmm_(slope, tiles.x[j], alpha=2 * function.scale)
+            grad[i].addmm_(slope, tiles.x[j], alpha=2 * scale)
             if i != j:
-                grad[j].addmm_(slope.T, tiles.x[i], alpha=2 * function.scale)
+                grad[j].addmm_(slope.T, tiles.x[i], alpha=2 * scale)
     return total, grad
+
+
+@_exact
+def pair_parameters(
+    x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """Gradient of sum_ij penalty(z_ij) in the parameters of the penalty, by automatic differentiation of each tile."""
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for i, j, z in _Tiles(x, columns, *_numbers(function)):
+        counted = torch.ones_like(z)
+        for skipped in _skipped(counted, skip, i, j):
+            skipped.zero_()
+        for skipped in _skipped(z, skip, i, j):
+            skipped.fill_(function.offset)  # the penalty of a sample with itself may overflow
+        with torch.enable_grad():
+            values = function.penalty(z)
+        # the graph may reach beyond this tile, into expressions that were computed once: keep it
+        shares = torch.autograd.grad(values, list(parameters), counted, retain_graph=True, allow_unused=True)
+        for sum_, share in zip(total, shares, strict=True):
+            if share is not None:
+                sum_ += share
+    return total
+
+
+def _numbers(function: PairFunction) -> tuple[float, float]:
+    """Offset and scale, which are numbers here."""
+    assert not isinstance(function.offset, Tensor)
+    assert not isinstance(function.scale, Tensor)
+    return function.offset, function.scale
 
 
 def _evaluate(

@@ -6,6 +6,7 @@ No sum is atomic: every output has one owner, so the same input gives the same b
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -102,6 +103,17 @@ class TritonBackend:
         lowered = _require_lowered(function)
         total, grad = self._pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
         return _with_constant(total, lowered, len(x), len(x), 0), grad
+
+    def pair_parameters(
+        self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, parameters: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Refused: a penalty with parameters has no Triton program.
+
+        Raises:
+            ValueError: always.
+        """
+        del x, columns, skip, parameters
+        raise _no_program(function)
 
     def logsumexp_rows(
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
@@ -382,7 +394,11 @@ def _skipped_pairs(n: int, m: int, skip: int | None) -> int:
 def _require_lowered(function: PairFunction) -> Lowered:
     lowered = lower(function)
     if lowered is None:
-        raise ValueError(
-            f"the Triton backend has no program for {function!r}; kernel='auto' or 'tiled' supports it, also on a GPU"
-        )
+        raise _no_program(function)
     return lowered
+
+
+def _no_program(function: PairFunction) -> ValueError:
+    return ValueError(
+        f"the Triton backend has no program for {function!r}; kernel='auto' or 'tiled' supports it, also on a GPU"
+    )

@@ -11,8 +11,9 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_positive, require_power
+from fmicl.utils.validation import Negatives, require_power
 
 __all__ = ["AlignUniformLoss", "AlignUniformOptions"]
 
@@ -38,16 +39,16 @@ class AlignUniformLoss(ContrastiveLoss):
 
     def __init__(
         self,
-        gamma: float = 2.0,
+        gamma: Scalar = 2.0,
         power: float = 2.0,
-        weight: float = 1.0,
+        weight: Scalar = 1.0,
         negatives: Negatives = "anchor",
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, **options)
-        require_positive("gamma", gamma)
+        require_positive_scalar("gamma", gamma)
         require_power(power)
-        require_positive("weight", weight)
+        require_positive_scalar("weight", weight)
         self.gamma = gamma
         self.power = power
         self.weight = weight
@@ -60,7 +61,7 @@ class AlignUniformLoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"gamma={self.gamma:g}, power={self.power:g}, weight={self.weight:g}, negatives={self.negatives}"
+        return f"gamma={format_scalar(self.gamma)}, power={self.power:g}, weight={format_scalar(self.weight)}, negatives={self.negatives}"
 
 
 @register_objective("align_uniform", summary="Alignment and uniformity (Wang and Isola, 2020).")

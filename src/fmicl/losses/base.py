@@ -7,9 +7,10 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 
 from fmicl.losses.pairing import ComputeOptions, check_options, describe_options
+from fmicl.losses.targets import LabelNegatives, require_label_negatives
 from fmicl.utils.validation import Negatives, require_negatives
 
-__all__ = ["ContrastiveLoss"]
+__all__ = ["ContrastiveLoss", "LabelledLoss"]
 
 
 class ContrastiveLoss(nn.Module):
@@ -38,3 +39,30 @@ class ContrastiveLoss(nn.Module):
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
         return f"negatives={self.negatives}"
+
+
+class LabelledLoss(ContrastiveLoss):
+    """A contrastive loss that takes labels or soft targets too (`fmicl.losses.targets`).
+
+    Args:
+        negatives: "anchor", "both" or "cross", for calls without explicit negatives.
+        label_negatives: in calls with labels, "all" other samples are negatives, or "other_classes" only.
+        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+    """
+
+    def __init__(
+        self, negatives: Negatives, label_negatives: LabelNegatives = "all", **options: Unpack[ComputeOptions]
+    ) -> None:
+        super().__init__(negatives, **options)
+        require_label_negatives(label_negatives)
+        self.label_negatives = label_negatives
+
+    def labelled(self, negatives: Tensor | None, labels: Tensor | None, targets: Tensor | None) -> dict[str, Any]:
+        """`common`, with the labels."""
+        known = {"labels": labels, "targets": targets, "label_negatives": self.label_negatives}
+        return {**self.common(negatives), **known}
+
+    def extra_repr(self) -> str:
+        """The settings; how labels are used only where it isn't the default."""
+        extra = "" if self.label_negatives == "all" else f", label_negatives={self.label_negatives}"
+        return f"{self.settings()}{extra}{describe_options(**self.options)}"

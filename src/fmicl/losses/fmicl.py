@@ -6,20 +6,23 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
+import torch
 from torch import Tensor, nn
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
-from fmicl.losses.base import ContrastiveLoss
+from fmicl.losses.base import LabelledLoss
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
-from fmicl.losses.registry import MuOptions, ObjectiveContext, register_objective
+from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, ObjectiveContext, register_objective
 from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
+from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
+from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_positive, require_shift
+from fmicl.utils.validation import Negatives, require_shift
 
 __all__ = ["LARGEST_PUSH", "FMICLLoss", "FMICLOptions"]
 
@@ -28,7 +31,7 @@ LARGEST_PUSH = 1.5
 _LARGEST_LOG = 700.0  # its exponential is still a float
 
 
-class FMICLLoss(ContrastiveLoss):
+class FMICLLoss(LabelledLoss):
     """f-MICL: contrastive learning with any f-divergence. See `fmicl.functional.fmicl_loss` for the formula.
 
     Which divergence? KL does well on images and on text, in the paper and here (docs/reproduction.md has both), and
@@ -48,10 +51,14 @@ class FMICLLoss(ContrastiveLoss):
             and mu are constants of the loss and don't change its gradient.
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
+            alpha, gamma and mu may be tensors: an `nn.Parameter` is a parameter of this module, and is trained with the
+            encoder. So are the parameters that the divergence depends on (`learned`), such as Tsallis's order or those
+            that a function of yours captures; a copy of this module shares the latter.
         similarity: "gaussian", "cosine", or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; pass explicit ones to the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
             long with it.
+        label_negatives: in calls with labels, "all" other samples are negatives, or "other_classes" only.
         options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
 
     Example:
@@ -63,21 +70,28 @@ class FMICLLoss(ContrastiveLoss):
         >>> queue = torch.randn(100, 16)
         >>> loss(x, y, negatives=queue).shape
         torch.Size([])
+        >>> loss(x, y, labels=torch.tensor([0, 0, 1, 1, 2, 2, -1, -1])).shape      # the last two are unknown
+        torch.Size([])
+        >>> learned = fmicl.FMICLLoss("js", gamma=torch.nn.Parameter(torch.tensor(2.0)))
+        >>> learned(x, y).backward()
+        >>> learned.gamma.grad is not None, list(learned.state_dict())
+        (True, ['gamma'])
     """
 
     def __init__(
         self,
         divergence: DivergenceName | Divergence,
-        alpha: float = 40.0,
-        gamma: float = 1.0,
-        mu: float | Literal["normalised"] = 1.0,
+        alpha: Scalar = 40.0,
+        gamma: Scalar = 1.0,
+        mu: Scalar | Literal["normalised"] = 1.0,
         similarity: str | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
+        label_negatives: LabelNegatives = "all",
         **options: Unpack[ComputeOptions],
     ) -> None:
-        super().__init__(negatives, **options)
-        require_positive("alpha", alpha)
+        super().__init__(negatives, label_negatives, **options)
+        require_positive_scalar("alpha", alpha)
         require_shift(shift)
         make_similarity(similarity, gamma, mu)  # checks all three
         self.divergence = make_divergence(divergence)
@@ -87,12 +101,30 @@ class FMICLLoss(ContrastiveLoss):
         self.mu = mu
         self.similarity = similarity
         self.shift = shift
+        self.learned = nn.ParameterList(_parameters(self.divergence, similarity))
 
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
-        return self.terms(x, y, negatives).total()
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        negatives: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given.
 
-    def terms(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Terms:
+        Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
+        """
+        return self.terms(x, y, negatives, labels, targets).total()
+
+    def terms(
+        self,
+        x: Tensor,
+        y: Tensor,
+        negatives: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Terms:
         """Alignment and uniformity separately; their sum is the loss."""
         return functional.fmicl_terms(
             x,
@@ -103,23 +135,31 @@ class FMICLLoss(ContrastiveLoss):
             mu=self.mu,
             similarity=self.similarity,
             shift=self.shift,
-            **self.common(negatives),
+            **self.labelled(negatives, labels, targets),
         )
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
         return (
-            f"{self.divergence}, alpha={self.alpha:g}, gamma={self.gamma:g}, mu={self.mu}, "
-            f"similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
+            f"{self.divergence}, alpha={format_scalar(self.alpha)}, gamma={format_scalar(self.gamma)}, "
+            f"mu={format_scalar(self.mu)}, similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
         )
+
+
+def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn.Parameter]:
+    """The parameters that a divergence depends on, and those of a similarity."""
+    own = [] if isinstance(similarity, str) else list(vars(similarity).values())
+    fields = [value for value in vars(divergence).values() if isinstance(value, Tensor)]
+    probe = torch.zeros(1, device=fields[0].device if fields else None)
+    found = leaf_tensors(lambda r: divergence.score(r) + divergence.penalty(r), probe)
+    return [value for value in (*own, *found) if isinstance(value, nn.Parameter)]
 
 
 @register_objective("fmicl", summary="f-MICL: a lower bound of any f-mutual information between the views.")
 @dataclass(frozen=True)
-class FMICLOptions(MuOptions):
+class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     """Options of f-MICL."""
 
-    divergence: str = option("kl", "The f-divergence, by name (fmicl.list_divergences()).")
     alpha: float = option(40.0, "Weight of the negatives.")
     gamma: float = option(
         1.0,
@@ -141,7 +181,7 @@ class FMICLOptions(MuOptions):
 
         Example:
             >>> FMICLOptions(divergence="tsallis").build(ObjectiveContext(divergence_parameters={"order": 2.0}))
-            FMICLLoss(Tsallis(order=2.0), alpha=40, gamma=1, mu=1.0, similarity=gaussian, negatives=anchor, shift=None)
+            FMICLLoss(Tsallis(order=2.0), alpha=40, gamma=1, mu=1, similarity=gaussian, negatives=anchor, shift=None)
         """
         return FMICLLoss(
             self.information_divergence(context),
@@ -150,12 +190,9 @@ class FMICLOptions(MuOptions):
             mu=self.mu,
             similarity=self.similarity,
             shift=self.shift,
+            label_negatives=self.label_negatives,
             **self.common(context),
         )
-
-    def information_divergence(self, context: ObjectiveContext) -> Divergence:
-        """The divergence, with its parameters."""
-        return make_divergence(self.divergence, **context.divergence_parameters)
 
     def why_unused(self) -> dict[str, str]:
         """Alpha and mu are constants of KL's loss with the optimal shift."""

@@ -8,17 +8,20 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from fmicl.losses import functional
-from fmicl.losses.base import ContrastiveLoss
+from fmicl.losses.base import LabelledLoss
 from fmicl.losses.pairing import ComputeOptions
-from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
-from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
+from fmicl.losses.targets import LabelNegatives
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.validation import Negatives
 
 __all__ = ["InfoNCELoss", "InfoNCEOptions"]
 
 
-class InfoNCELoss(ContrastiveLoss):
+class InfoNCELoss(LabelledLoss):
     """InfoNCE: SimCLR's NT-Xent by default, MoCo's loss with explicit negatives. See `functional.infonce_loss`.
+
+    With labels it is SupCon, or SINCERE if negatives are those of other classes.
 
     Related: `FMICLLoss("kl", shift="optimal")` moves the mean over anchors into the logarithm and, as an objective, is
     never above this one with `decoupled=True` plus the log of the number of negatives; `FMICLLoss("kl")` drops the
@@ -28,6 +31,7 @@ class InfoNCELoss(ContrastiveLoss):
         temperature: SimCLR takes 0.5 on CIFAR-10, MoCo 0.07, SimCSE 0.05.
         negatives: "both" (SimCLR), "cross" or "anchor"; pass explicit ones to the call (MoCo).
         decoupled: leave the positive out of the denominator.
+        label_negatives: in calls with labels, "all" other samples are negatives, or "other_classes" only.
         options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
 
     Example:
@@ -35,53 +39,54 @@ class InfoNCELoss(ContrastiveLoss):
         >>> loss = fmicl.InfoNCELoss(temperature=0.5)
         >>> loss(torch.randn(8, 16), torch.randn(8, 16)).shape
         torch.Size([])
+        >>> loss(torch.randn(4, 16), torch.randn(4, 16), labels=torch.tensor([0, 1, 0, -1])).shape      # SupCon
+        torch.Size([])
     """
 
     def __init__(
         self,
-        temperature: float = 0.5,
+        temperature: Scalar = 0.5,
         negatives: Negatives = "both",
         *,
         decoupled: bool = False,
+        label_negatives: LabelNegatives = "all",
         **options: Unpack[ComputeOptions],
     ) -> None:
-        super().__init__(negatives, **options)
-        require_positive("temperature", temperature)
+        super().__init__(negatives, label_negatives, **options)
+        require_positive_scalar("temperature", temperature)
         self.temperature = temperature
         self.decoupled = decoupled
 
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        negatives: Tensor | None = None,
+        labels: Tensor | None = None,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given.
+
+        Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
+        """
         return functional.infonce_loss(
-            x, y, temperature=self.temperature, decoupled=self.decoupled, **self.common(negatives)
+            x,
+            y,
+            temperature=self.temperature,
+            decoupled=self.decoupled,
+            **self.labelled(negatives, labels, targets),
         )
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"temperature={self.temperature:g}, negatives={self.negatives}, decoupled={self.decoupled}"
+        return f"temperature={format_scalar(self.temperature)}, negatives={self.negatives}, decoupled={self.decoupled}"
 
 
 @register_objective("infonce", summary="InfoNCE / NT-Xent, the loss of SimCLR and MoCo.")
 @dataclass(frozen=True)
-class InfoNCEOptions(ObjectiveOptions):
+class InfoNCEOptions(TemperatureOptions, LabelOptions):
     """Options of InfoNCE."""
-
-    temperature: float = option(0.2, "Temperature of the softmax.")
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        super().__post_init__()
-        require_positive_fields(self, "temperature")
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""
-        return InfoNCELoss(self.temperature, **self.common(context))
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """All views of the batch, as in SimCLR, or the other second views, as in SimCSE and MoCo v3."""
-        return "cross" if context.contrast_views else "both"
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Lower --learning-rate, or change --temperature."
+        return InfoNCELoss(self.temperature, label_negatives=self.label_negatives, **self.common(context))

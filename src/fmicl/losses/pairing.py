@@ -16,10 +16,19 @@ from fmicl.divergences import KL
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Kernel, PairFunction, Precision, World
 from fmicl.kernels.transforms import in_transforms
+from fmicl.losses.targets import (
+    Chunk,
+    LabelledPairs,
+    LabelNegatives,
+    Targets,
+    masked_logsumexp,
+    require_label_negatives,
+)
+from fmicl.utils.learnable import Scalar, host_value
 from fmicl.utils.numerics import normalise
 from fmicl.utils.validation import Negatives, require_negatives
 
-__all__ = ["Block", "ComputeOptions", "Pairs", "check_options", "describe_options"]
+__all__ = ["Block", "ComputeOptions", "Pairs", "check_options", "check_views", "describe_options"]
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
@@ -108,6 +117,7 @@ class Pairs:
         kernel: implementation of the sums over pairs.
         fast: whether products may be rounded to bfloat16.
         distances: |x_i - y_i|^2, (N,), if known already.
+        labelled: the pairs with labels or soft targets, if there are any.
     """
 
     x: Tensor
@@ -117,6 +127,7 @@ class Pairs:
     kernel: Kernel
     fast: bool
     distances: Tensor | None = None
+    labelled: LabelledPairs | None = None
 
     @classmethod
     def prepare(
@@ -125,6 +136,8 @@ class Pairs:
         y: Tensor,
         negatives: Negatives | Tensor,
         columns: Sequence[Tensor] = (),
+        targets: Targets | None = None,
+        label_negatives: LabelNegatives = "all",
         **options: Unpack[ComputeOptions],
     ) -> Pairs:
         """Check the input, normalise it to unit length and lay out the negatives.
@@ -136,23 +149,33 @@ class Pairs:
             y: second view, (N, d).
             negatives: as in `fmicl.functional`.
             columns: further negatives, (N, d) each, that the caller adds; this only checks them, on all processes.
+            targets: labels or soft targets.
+            label_negatives: which samples are negatives if there are targets.
             options: how sums are computed.
 
         Raises:
             ValueError: the input isn't a batch of two views; the message says what was seen.
         """
         check_options(**options)
+        require_label_negatives(label_negatives)
         options = _DEFAULTS | options
         explicit = negatives if isinstance(negatives, Tensor) else None
         wrong: ValueError | None = None
         same = ""
         try:
-            _check(x, y, negatives, columns)
+            check_views(x, y, negatives, columns)
             kind = negatives if explicit is None else explicit.dtype
             same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
+            if targets is not None:
+                targets.check(x)
+                same += f", {targets.kind}"
+            if label_negatives == "other_classes" and explicit is not None and targets is not None:
+                raise ValueError("explicit negatives have no labels, so label_negatives must be 'all' with them")
         except ValueError as error:
             wrong = error  # other processes must learn of it before this one raises, or they would hang
         world = kernels.world_of(x, options["gather"], wrong, same)
+        if targets is not None:
+            _check_columns(targets, x, world)
         if explicit is None and world.total < 2:
             raise ValueError(
                 f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}; if this "
@@ -179,8 +202,14 @@ class Pairs:
                 ready[0], ready[1], kernels.can_fuse_positives(ready[0], ready[1], kernel)
             )
             ready = [*views, *ready[2:]]
-        blocks = _blocks(ready[0], ready[1], negatives, ready[2] if explicit is not None else None, world)
-        return cls(ready[0], ready[1], blocks, world, kernel, fast, distances)
+        unit = ready[2] if explicit is not None else None
+        blocks = _blocks(ready[0], ready[1], negatives, unit, world)
+        labelled = None
+        if targets is not None:
+            mode = "explicit" if isinstance(negatives, Tensor) else negatives
+            dense = kernel == "reference"
+            labelled = LabelledPairs.of(ready[0], ready[1], unit, mode, targets, label_negatives, world, dense)
+        return cls(ready[0], ready[1], blocks, world, kernel, fast, distances, labelled)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -193,6 +222,14 @@ class Pairs:
             return self.distances
         return (self.x.to(self.dtype) - self.y.to(self.dtype)).square().sum(dim=-1)
 
+    def products(self) -> Tensor:
+        """x_i.y_i of the two views of each sample, (N,)."""
+        return (self.x.to(self.dtype) * self.y.to(self.dtype)).sum(dim=-1)
+
+    def of_second_views(self) -> Pairs:
+        """The same batch with the second views as anchors, and as each other's negatives."""
+        return replace(self, x=self.y, y=self.x, blocks=_blocks(self.y, self.x, "anchor", None, self.world))
+
     def detached(self) -> Pairs:
         """The same batch without gradients."""
         blocks = tuple(
@@ -200,7 +237,16 @@ class Pairs:
             for block in self.blocks
         )
         distances = None if self.distances is None else self.distances.detach()
-        return replace(self, x=self.x.detach(), y=self.y.detach(), blocks=blocks, distances=distances)
+        labelled = None if self.labelled is None else self.labelled.detached()
+        return replace(
+            self, x=self.x.detach(), y=self.y.detach(), blocks=blocks, distances=distances, labelled=labelled
+        )
+
+    def scores(self, critic: Critic) -> Tensor:
+        """Score of each anchor's positive, or the mean over its positives: (N,), or (2 N,) for "both" with labels."""
+        if self.labelled is None:
+            return critic.score(critic.at_distance(self.squared_distances()))
+        return self.labelled.map(lambda products, chunk: (chunk.positives * critic.score(critic.z(products))).sum(1))
 
     def mean_of_rows(self, values: Tensor) -> Tensor:
         """This process's share of the mean over all rows: the average over processes is that mean."""
@@ -208,6 +254,9 @@ class Pairs:
 
     def mean(self, function: PairFunction) -> Tensor:
         """This process's share of the mean of a function over all negatives, likewise."""
+        if self._excludes is not None:
+            rows = self._excludes.map(lambda products, chunk: _sum_of_negatives(function, products, chunk))
+            return rows.sum() * (self.world.size / self._excludes.negative_count())
         totals = [
             block.weight
             * kernels.pair_sum(
@@ -228,12 +277,16 @@ class Pairs:
             [block.weight * kernels.count_cosines(block.rows, block.columns, block.skip) for block in self.blocks]
         ).sum(dim=0)
 
-    def log_mean_exp(self, scale: float) -> Tensor:
+    def log_mean_exp(self, scale: Scalar) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.
 
         All rows weigh the same, also if processes have different numbers of explicit negatives.
         """
-        if 2 * scale <= _EXPONENT_RANGE[self.dtype]:
+        if self._excludes is not None:
+            rows = self._excludes.map(lambda products, chunk: masked_logsumexp(scale * products, chunk.negatives))
+            return kernels.all_logsumexp(rows.logsumexp(dim=0), self.world) - self._excludes.negative_count().log()
+        known = host_value(scale)  # unknown on a GPU: then by rows, which any scale allows
+        if known is not None and 2 * known <= _EXPONENT_RANGE[self.dtype]:
             # no term underflows, so one pass gives value and gradient
             return scale + self.global_mean(Critic(KL(), -scale, scale, free=False)).log()
         share = -math.log(self.count())
@@ -244,7 +297,12 @@ class Pairs:
         ]
         return torch.stack(totals).logsumexp(dim=0)
 
-    def row_logsumexp(self, scale: float) -> Tensor:
+    def log_mean_exp_of_rows(self, values: Tensor) -> Tensor:
+        """log mean exp(values) over the rows of all processes, the same on each."""
+        total = kernels.all_logsumexp(values.logsumexp(dim=0), self.world)
+        return total - math.log(self.world.total * (len(values) // len(self.x)))
+
+    def row_logsumexp(self, scale: Scalar) -> Tensor:
         """log sum_j exp(scale * c_ij) of each row over its negatives: (N,), or x_0 y_0 x_1 ..., (2 N,), for "both"."""
         if len(self.blocks) == 1:
             return self._rows(self.blocks[0], scale)
@@ -255,17 +313,49 @@ class Pairs:
             views, None, scale, 0, kernel=self.kernel, fast=self.fast, world=world, paired=True
         )
 
+    @property
+    def _excludes(self) -> LabelledPairs | None:
+        """The pairs with labels, if these leave out negatives."""
+        return self.labelled if self.labelled is not None and self.labelled.other_classes else None
+
     def count(self) -> int:
         """Number of negatives of all processes."""
         return sum(block.number for block in self.blocks)
 
-    def _rows(self, block: Block, scale: float) -> Tensor:
+    def _rows(self, block: Block, scale: Scalar) -> Tensor:
         return kernels.row_logsumexp(
             block.rows, block.columns, scale, block.skip, kernel=self.kernel, fast=self.fast, world=block.world
         )
 
 
-def _check(x: Tensor, y: Tensor, negatives: str | Tensor, columns: Sequence[Tensor]) -> None:
+def _check_columns(targets: Targets, x: Tensor, world: World) -> None:
+    """Refuse targets that don't have a column for each sample, on all processes.
+
+    Raises:
+        ValueError: those of this process or of another don't.
+    """
+    wrong: ValueError | None = None
+    try:
+        targets.check_columns(world.total)
+    except ValueError as error:
+        wrong = error
+    if targets.kind == "matrix":
+        kernels.world_of(x, world.size > 1, wrong)
+
+
+def _sum_of_negatives(function: PairFunction, products: Tensor, chunk: Chunk) -> Tensor:
+    """The sum of a function over the negatives of each anchor: (n,)."""
+    # Mask before the function too: that of a positive may overflow, and its gradient be NaN.
+    z = function.offset + function.scale * products.masked_fill(~chunk.negatives, 0.0)
+    return function.penalty(z).masked_fill(~chunk.negatives, 0.0).sum(dim=1)
+
+
+def check_views(x: Tensor, y: Tensor, negatives: str | Tensor = "anchor", columns: Sequence[Tensor] = ()) -> None:
+    """Refuse input that isn't a batch of two views with their negatives.
+
+    Raises:
+        ValueError: the message says what was seen.
+    """
     named = {"x": x, "y": y} | {f"negatives column {k}": column for k, column in enumerate(columns, 1)}
     if isinstance(negatives, Tensor):
         named["negatives"] = negatives

@@ -16,16 +16,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from torch import nn
 
 from fmicl.divergences import KL, Divergence
+from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.options import check_fields, option, require_positive_fields
 from fmicl.utils.registry import Registry
 from fmicl.utils.validation import Negatives
 
-__all__ = ["OBJECTIVES", "MuOptions", "ObjectiveContext", "ObjectiveOptions", "register_objective"]
+__all__ = [
+    "OBJECTIVES",
+    "DivergenceOptions",
+    "LabelOptions",
+    "MuOptions",
+    "ObjectiveContext",
+    "ObjectiveOptions",
+    "TemperatureOptions",
+    "register_objective",
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class ObjectiveContext:
         divergence_parameters: the options of the chosen divergence, such as `order`.
         detached: for each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient,
             such as the keys of a momentum encoder.
+        explicit_negatives: whether the method passes negatives of its own, such as a queue, of unit length.
+        classes: number of classes of the data; 0 before it is loaded, and without labels.
     """
 
     dim: int = 512
@@ -49,6 +61,8 @@ class ObjectiveContext:
     high_precision: bool = False
     divergence_parameters: Mapping[str, Any] = field(default_factory=dict)
     detached: Mapping[str, float] = field(default_factory=dict)
+    explicit_negatives: bool = False
+    classes: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,11 @@ class ObjectiveOptions(ABC):
     Raises:
         ValueError: an option has a value of a wrong type or out of range.
     """
+
+    takes_labels: ClassVar[bool] = False
+    """Whether the loss takes `labels=`."""
+    needs_labels: ClassVar[bool] = False
+    """Whether it can't do without them."""
 
     negatives: Literal["auto", "anchor", "both", "cross"] = option(
         "auto",
@@ -126,6 +145,49 @@ class MuOptions(ObjectiveOptions):
         super().__post_init__()
         if self.mu != "normalised":
             require_positive_fields(self, "mu")
+
+
+@dataclass(frozen=True)
+class DivergenceOptions(ObjectiveOptions):
+    """The option `divergence`, for the objectives that have it."""
+
+    divergence: str = option("kl", "The f-divergence, by name (fmicl.list_divergences()).")
+
+    def information_divergence(self, context: ObjectiveContext) -> Divergence:
+        """The divergence, with its parameters."""
+        return make_divergence(self.divergence, **context.divergence_parameters)
+
+
+@dataclass(frozen=True)
+class LabelOptions(ObjectiveOptions):
+    """The option `label_negatives`, for the objectives that can train with labels."""
+
+    takes_labels: ClassVar[bool] = True
+
+    label_negatives: Literal["all", "other_classes"] = option(
+        "all", "With --labels: all other samples are negatives (SupCon), or those of other classes (SINCERE)."
+    )
+
+
+@dataclass(frozen=True)
+class TemperatureOptions(ObjectiveOptions):
+    """The option `temperature`, for the objectives that have it."""
+
+    temperature: float = option(0.2, "Temperature of the softmax.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        require_positive_fields(self, "temperature")
+
+    def default_negatives(self, context: ObjectiveContext) -> Negatives:
+        """All views of the batch, as in SimCLR, or the other second views, as in SimCSE and MoCo v3."""
+        return "cross" if context.contrast_views else "both"
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """What may help a run whose embeddings have collapsed."""
+        del context
+        return "Lower --learning-rate, or change --temperature."
 
 
 OBJECTIVES: Registry[type[ObjectiveOptions]] = Registry("objective")

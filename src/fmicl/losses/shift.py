@@ -55,7 +55,7 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: float) -> Tensor:
         shifted: Tensor = run_eager(optimally_shifted, pairs, critic, alpha)
         return shifted
     v: float | Tensor
-    if is_capturing(pairs.x) and pairs.world.size == 1:
+    if is_capturing(pairs.x) and pairs.world.size == 1 and pairs.labelled is None:
         v = shift_from_histogram(critic, alpha, pairs.count_cosines()).to(pairs.dtype)
     else:
         v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)

@@ -13,13 +13,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, overload
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fmicl.divergences import Divergence
 from fmicl.divergences.critic import Critic
 from fmicl.divergences.special import log_hyp0f1
+from fmicl.utils.learnable import Scalar, log, require_positive_scalar
 from fmicl.utils.validation import require_positive
 
 __all__ = ["Cosine", "Gaussian", "Similarity", "log_mu", "make_similarity"]
@@ -43,6 +46,8 @@ class Gaussian(Similarity):
         mu: scale of the density ratio, or "normalised" for the one that makes u a density ratio on the sphere
             (see `log_mu`).
 
+    Both may be tensors with a gradient: a learned scale and bias of the log density ratio.
+
     Example:
         >>> import torch, fmicl
         >>> critic = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("kl"), d=2)
@@ -51,20 +56,20 @@ class Gaussian(Similarity):
         tensor([-2.])
     """
 
-    gamma: float = 1.0
-    mu: float | Literal["normalised"] = 1.0
+    gamma: Scalar = 1.0
+    mu: Scalar | Literal["normalised"] = 1.0
 
     def __post_init__(self) -> None:
-        require_positive("gamma", self.gamma)
+        require_positive_scalar("gamma", self.gamma)
         if isinstance(self.mu, str):
             if self.mu != "normalised":
                 raise ValueError(f"mu must be a positive number or 'normalised', got {self.mu!r}")
         else:
-            require_positive("mu", self.mu)
+            require_positive_scalar("mu", self.mu)
 
-    def log_mu(self, d: int) -> float:
+    def log_mu(self, d: int) -> Scalar:
         """log(mu); it depends on the dimension if mu is "normalised"."""
-        return log_mu(self.gamma, d) if isinstance(self.mu, str) else math.log(self.mu)
+        return log_mu(self.gamma, d) if isinstance(self.mu, str) else log(self.mu)
 
     def critic(self, divergence: Divergence, d: int) -> Critic:
         """z = r, the log density ratio."""
@@ -76,7 +81,7 @@ class Cosine(Similarity):
     """The cosine critic v = x.y / temperature, mapped into the conjugate's domain by an output activation.
 
     Args:
-        temperature: smaller is sharper; SimCLR takes 0.5 on CIFAR-10.
+        temperature: smaller is sharper; SimCLR takes 0.5 on CIFAR-10. A tensor may have a gradient.
 
     Example:
         >>> import torch, fmicl
@@ -85,24 +90,30 @@ class Cosine(Similarity):
         True
     """
 
-    temperature: float = 0.5
+    temperature: Scalar = 0.5
 
     def __post_init__(self) -> None:
-        require_positive("temperature", self.temperature)
+        require_positive_scalar("temperature", self.temperature)
 
     def critic(self, divergence: Divergence, d: int) -> Critic:  # noqa: ARG002
         """z = v, a free critic."""
         return Critic(divergence, 0.0, 1 / self.temperature, free=True)
 
 
-def log_mu(gamma: float, d: int) -> float:
+@overload
+def log_mu(gamma: float, d: int) -> float: ...
+@overload
+def log_mu(gamma: Scalar, d: int) -> Scalar: ...
+
+
+def log_mu(gamma: Scalar, d: int) -> Scalar:
     r"""Logarithm of the mu that makes u = mu exp(-gamma |x - y|^2) a density ratio on the sphere in R^d.
 
     For any y, u must integrate to one over uniform x: E[exp(-gamma |x - y|^2)] = 1 / mu. With k = 2 gamma this is
     mu = exp(k) C, 1/C = Gamma(d/2) (2/k)^(d/2-1) I_(d/2-1)(k) = 0F1(; d/2; (k/2)^2).
 
     Args:
-        gamma: inverse width of the Gaussian kernel.
+        gamma: inverse width of the Gaussian kernel. The value of a tensor is read on the host.
         d: dimension of the embeddings, at least 2.
 
     Returns:
@@ -114,6 +125,9 @@ def log_mu(gamma: float, d: int) -> float:
         >>> abs(log_mu(1.0, d=3) - (k - math.log(math.sinh(k) / k))) < 1e-12
         True
     """
+    if isinstance(gamma, Tensor):
+        found: Tensor = _LogMu.apply(gamma, d)
+        return found
     require_positive("gamma", gamma)
     if d < 2:
         raise ValueError(f"mu='normalised' needs embeddings of dimension 2 or more, got d={d}")
@@ -122,8 +136,25 @@ def log_mu(gamma: float, d: int) -> float:
     return 2 * gamma - series(d / 2, gamma * gamma)
 
 
+class _LogMu(torch.autograd.Function):
+    """`log_mu` of a learned gamma; d 0F1(; b; z) / dz = 0F1(; b + 1; z) / b."""
+
+    @staticmethod
+    def forward(ctx: Any, gamma: Tensor, d: int) -> Tensor:
+        width, order = float(gamma), d / 2
+        square = width * width
+        value = log_mu(width, d)
+        ctx.slope = 2 - 2 * width * math.exp(log_hyp0f1(order + 1, square) - log_hyp0f1(order, square)) / order
+        return torch.full_like(gamma, value)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.slope * grad, None
+
+
 def make_similarity(
-    similarity: str | Similarity, gamma: float = 1.0, mu: float | Literal["normalised"] = 1.0
+    similarity: str | Similarity, gamma: Scalar = 1.0, mu: Scalar | Literal["normalised"] = 1.0
 ) -> Similarity:
     """The similarity that the arguments of `fmicl_loss` describe.
 
@@ -139,12 +170,13 @@ def make_similarity(
         return gaussian
     if isinstance(similarity, Similarity):
         default = Gaussian()
-        given = [f"gamma={gamma!r}"] * (gamma != default.gamma) + [f"mu={mu!r}"] * (mu != default.mu)
+        values = (("gamma", gamma, default.gamma), ("mu", mu, default.mu))
+        given = [f"{name}={value!r}" for name, value, usual in values if isinstance(value, Tensor) or value != usual]
         if given:
             raise ValueError(f"{similarity!r} has its own settings; leave out {' and '.join(given)}")
         return similarity
     if similarity == "cosine":
-        if mu != 1.0:
+        if isinstance(mu, Tensor) or mu != 1.0:
             raise ValueError(f"the cosine similarity has no mu, got mu={mu!r}; only similarity='gaussian' does")
         return Cosine(temperature=1 / (2 * gamma))
     raise ValueError(f"similarity must be 'gaussian', 'cosine' or a Similarity, got {similarity!r}")

@@ -11,7 +11,8 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import MuOptions, ObjectiveContext, register_objective
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.validation import Negatives
 
 __all__ = ["SpectralContrastiveLoss", "SpectralOptions"]
 
@@ -32,9 +33,9 @@ class SpectralContrastiveLoss(ContrastiveLoss):
         torch.Size([])
     """
 
-    def __init__(self, mu: float = 1.0, negatives: Negatives = "cross", **options: Unpack[ComputeOptions]) -> None:
+    def __init__(self, mu: Scalar = 1.0, negatives: Negatives = "cross", **options: Unpack[ComputeOptions]) -> None:
         super().__init__(negatives, **options)
-        require_positive("mu", mu)
+        require_positive_scalar("mu", mu)
         self.mu = mu
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
@@ -43,7 +44,7 @@ class SpectralContrastiveLoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"mu={self.mu:g}, negatives={self.negatives}"
+        return f"mu={format_scalar(self.mu)}, negatives={self.negatives}"
 
 
 @register_objective("spectral", summary="Spectral contrastive loss (HaoChen et al., 2021).")

@@ -3,19 +3,30 @@
     simclr    one encoder; negatives are the other samples of the batch
     moco      momentum encoder; negatives are a queue of its past keys
     mocov3    momentum encoder and predictor; negatives are the other samples of the batch
+    byol      momentum encoder and predictor; no negatives, and a loss of its own
+    swav      prototypes, assigned by Sinkhorn iterations; a loss of its own
+    cpc       a context predicts later parts of a view, with a learned critic
+    dim       local features against global ones, with learned critics
 
-Every method takes every objective. On images, every method takes a second term, rotation prediction
-(:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
+Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
+prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
 """
 
-from fmicl.methods.base import Comparison, Method, MomentumMethod
+from fmicl.methods.base import Comparison, Method, MomentumMethod, PredictionMethod
+from fmicl.methods.byol import BYOL
+from fmicl.methods.cpc import CPC
+from fmicl.methods.dim import DIM
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
 from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
 from fmicl.methods.rotation import Rotation
 from fmicl.methods.simclr import SimCLR
+from fmicl.methods.swav import SwAV
 
 __all__ = [
+    "BYOL",
+    "CPC",
+    "DIM",
     "METHODS",
     "Comparison",
     "Method",
@@ -24,7 +35,9 @@ __all__ = [
     "MoCoV3",
     "MomentumMethod",
     "MomentumOptions",
+    "PredictionMethod",
     "Rotation",
     "SimCLR",
+    "SwAV",
     "register_method",
 ]

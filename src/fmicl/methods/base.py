@@ -15,16 +15,16 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from fmicl.methods.rotation import Rotation
-from fmicl.models.norms import use_running_statistics
-from fmicl.models.vision import projection_head
+from fmicl.models.norms import frozen_running_statistics, use_running_statistics
+from fmicl.models.vision import predictor, projection_head
 
-__all__ = ["Comparison", "Method", "MomentumMethod"]
+__all__ = ["Comparison", "Method", "MomentumMethod", "PredictionMethod"]
 
 
 class Comparison(NamedTuple):
@@ -63,6 +63,7 @@ class Method(nn.Module):
 
     Attributes:
         rotation: a second term of the loss, of the first views alone; None by default.
+        labels: classes of the current batch, (N,), which :meth:`compare` passes to the objective; None without labels.
     """
 
     last_norm = False
@@ -71,8 +72,14 @@ class Method(nn.Module):
     """Whether the method takes more than two views of a sample."""
     contrast_views = False
     """Whether the negatives of a softmax loss are the other second views alone."""
+    explicit_negatives = False
+    """Whether the method passes negatives of its own to the objective, such as a queue."""
     has_predictor = False
     """Whether a head beside the projection has the width ``hidden``."""
+    local_crops = False
+    """Whether the method takes local crops (multi-crop)."""
+    head_layers = 3
+    """Linear layers of the projection head."""
 
     def __init__(
         self,
@@ -86,20 +93,35 @@ class Method(nn.Module):
         super().__init__()
         self.encoder = encoder
         if projection is None:
-            projection = projection_head(int(encoder.num_features), hidden, dim, last_norm=self.last_norm)  # type: ignore[arg-type]
+            projection = self.projection_head(int(encoder.num_features), hidden, dim)  # type: ignore[arg-type]
         self.projection = projection
         self.objective = objective
         self.rotation: Rotation | None = None
+        self.labels: Tensor | None = None
+
+    @classmethod
+    def projection_head(cls, features: int, hidden: int, dim: int) -> nn.Module:
+        """The head from features to embeddings, where none is given."""
+        return projection_head(features, hidden, dim, layers=cls.head_layers, last_norm=cls.last_norm)
 
     @abstractmethod
-    def compare_views(self, first: Tensor, second: Tensor) -> Comparison:
+    def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
         """The objective's loss of two views (N, ...) of a batch.
 
-        A method that takes K views of a sample gets the others as `second`, ((K - 1) N, ...), one view after another.
+        A method that takes K views of a sample gets the others as `second`, ((K - 1) N, ...), one view after another,
+        and one that takes local crops gets these as `local`, likewise.
         """
 
-    def loss(self, first: Tensor, second: Tensor) -> Comparison:
+    def loss(
+        self, first: Tensor, second: Tensor, local: Tensor | None = None, labels: Tensor | None = None
+    ) -> Comparison:
         """The whole loss of a batch: that of :meth:`compare_views`, and rotation prediction where it is set.
+
+        Args:
+            first: one view of each sample, (N, ...).
+            second: the other views, of which most methods take one, ((K - 1) N, ...).
+            local: local crops (multi-crop), any number of each sample, (K N, ...).
+            labels: classes of the samples, (N,), for an objective that takes them.
 
         Raises:
             ValueError: the views don't belong together, or there are more than the method compares.
@@ -110,11 +132,32 @@ class Method(nn.Module):
                 f"{type(self).__name__} compares {'two or more' if self.many_views else 'two'} views of each sample, "
                 f"but got {n} first views and {others} others"
             )
-        comparison = self.compare_views(first, second)
+        self.labels = labels
+        if local is None:
+            comparison = self.compare_views(first, second)
+        elif not self.local_crops:
+            raise ValueError(f"{type(self).__name__} takes no local crops")
+        elif len(local) % n or not len(local):
+            raise ValueError(f"local crops must be as many of each sample, but got {len(local)} of {n} samples")
+        else:
+            comparison = self.compare_views(first, second, local)
         if self.rotation is None:
             return comparison
         term = self.rotation(self.encoder, first)
         return comparison._replace(loss=comparison.loss + term, rotation=term.detach())
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or evaluation mode; batch normalisation of the encoder that is frozen always evaluates."""
+        super().train(mode)
+        for name, module in self.encoder.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):
+                for encoder in self.encoders():
+                    encoder.get_submodule(name).eval()
+        return self
+
+    def encoders(self) -> list[nn.Module]:
+        """The trained encoder, and copies of it."""
+        return [self.encoder]
 
     def start_step(self, progress: float) -> None:
         """Called before the first batch of each optimiser step; progress goes from 0 to 1 over the run."""
@@ -127,9 +170,22 @@ class Method(nn.Module):
         embeddings: Tensor = self.projection(self.encoder(views))
         return embeddings
 
+    def embed_local(self, local: Tensor | None, n: int) -> tuple[Tensor, ...]:
+        """Embeddings (N, d) of each local crop of N samples, in one pass; none without local crops.
+
+        They don't update running statistics, which are for images like the views.
+        """
+        if local is None:
+            return ()
+        with frozen_running_statistics(self):
+            crops: tuple[Tensor, ...] = self.embed(local).split(n)
+        return crops
+
     def compare(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Comparison:
         """The objective's loss of x against y, with its two terms if it has them."""
         explicit = {} if negatives is None else {"negatives": negatives}
+        if self.labels is not None:
+            explicit["labels"] = self.labels.repeat(len(x) // len(self.labels))  # x may hold several views of a sample
         terms = getattr(self.objective, "terms", None)
         if terms is None:
             return Comparison(self.objective(x, y, **explicit), x.detach(), y.detach())
@@ -199,6 +255,10 @@ class MomentumMethod(Method):
         embeddings: Tensor = self.target_projection(self.target_encoder(views))
         return embeddings
 
+    def encoders(self) -> list[nn.Module]:
+        """The momentum encoder too."""
+        return [self.encoder, self.target_encoder]
+
     def networks(self) -> list[nn.Module]:
         """The momentum encoder too."""
         encoder, *heads = super().networks()
@@ -210,3 +270,56 @@ class MomentumMethod(Method):
         online: list[Tensor] = [*self.encoder.parameters(), *self.projection.parameters()]
         target: list[Tensor] = [*self.target_encoder.parameters(), *self.target_projection.parameters()]
         torch._foreach_lerp_(target, online, 1 - self.momentum(progress))
+
+
+class PredictionMethod(MomentumMethod):
+    """A method with a momentum encoder and a predictor: each view predicts the momentum embedding of the other.
+
+    The loss is the mean over all pairs of a prediction and a momentum embedding of another view. Local crops predict
+    those of both views; the momentum encoder sees views alone. The momentum rises to 1.
+
+    Args:
+        encoder: as in :class:`MomentumMethod`, and so are the other arguments.
+    """
+
+    has_predictor = True
+    local_crops = True
+    predictor_norm = False
+    """Whether the predictor ends in batch normalisation."""
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        objective: nn.Module,
+        *,
+        dim: int = 512,
+        hidden: int = 2048,
+        final_momentum: float | None = 1.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(encoder, objective, dim=dim, hidden=hidden, final_momentum=final_momentum, **options)
+        self.predictor = predictor(dim, hidden, last_norm=self.predictor_norm)
+
+    def networks(self) -> list[nn.Module]:
+        """The predictor too."""
+        return [*super().networks(), self.predictor]
+
+    def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
+        """The mean of both directions: the first view predicts the second one's key, and vice versa."""
+        q1, q2 = self.predict(first), self.predict(second)
+        k1, k2 = self.target(first), self.target(second)
+        pairs = [(q1, k2), (q2, k1)]
+        for crop in self.embed_local(local, len(first)):
+            prediction = self.predictor(crop)
+            pairs += [(prediction, k1), (prediction, k2)]
+        return Comparison.mean([self.compare(q, k) for q, k in pairs])
+
+    def predict(self, views: Tensor) -> Tensor:
+        """The predictor's embeddings (N, d) of views."""
+        embeddings: Tensor = self.predictor(self.embed(views))
+        return embeddings
+
+
+def _is_frozen(module: nn.Module) -> bool:
+    parameters = list(module.parameters())
+    return bool(parameters) and not any(parameter.requires_grad for parameter in parameters)

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fmicl.kernels.exchange import gather_rows, world_of
 from fmicl.methods.base import Comparison, Method, MomentumMethod
+from fmicl.methods.queues import enqueue
 from fmicl.methods.registry import MomentumOptions, register_method
 from fmicl.utils.numerics import normalise
 from fmicl.utils.options import option, require_positive_fields
@@ -40,6 +40,9 @@ class MoCo(MomentumMethod):
         (8, (32, 8))
     """
 
+    explicit_negatives = True
+    local_crops = True
+
     queue: Tensor
     queue_position: Tensor
 
@@ -59,30 +62,33 @@ class MoCo(MomentumMethod):
         self.register_buffer("queue", normalise(torch.randn(queue, dim)))
         self.register_buffer("queue_position", torch.zeros((), dtype=torch.long))
 
-    def compare_views(self, first: Tensor, second: Tensor) -> Comparison:
-        """The loss of queries against their keys and the queue; if symmetric, the mean of both directions."""
+    def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
+        """The loss of queries against their keys and the queue; if symmetric, the mean of both directions.
+
+        Local crops are further queries, for the keys of all views that have one.
+        """
+        n = len(first)
         if self.symmetric:
             first, second = torch.cat([first, second]), torch.cat([second, first])
-        return self.compare(self.embed(first), self.target(second), negatives=self.queue)
+        queries, keys = self.embed(first), self.target(second)
+        crops, goals = self.embed_local(local, n), keys.split(n)
+        if not crops:
+            return self.compare(queries, keys, negatives=self.queue)
+        everything = torch.cat([queries, *crops * len(goals)]), torch.cat([keys, *(k for k in goals for _ in crops)])
+        compared = self.compare(*everything, negatives=self.queue)
+        return compared._replace(first=queries.detach(), second=keys)  # only these keys are enqueued
 
     def after_backward(self, second: Tensor) -> None:
         """Enqueue the batch's keys: not sooner, for the backward pass needs the queue unchanged."""
         self.enqueue(second)
 
-    @torch.no_grad()
     def enqueue(self, keys: Tensor) -> None:
         """Overwrite the oldest entries with keys (N, d): those of all processes, in rank order.
 
         Raises:
             ValueError: more keys than the queue holds.
         """
-        keys = normalise(keys.float())
-        keys = gather_rows(keys, world_of(keys))
-        if len(keys) > len(self.queue):
-            raise ValueError(f"a batch has {len(keys)} keys, but the queue holds {len(self.queue)}: make queue larger")
-        places = (self.queue_position + torch.arange(len(keys), device=keys.device)) % len(self.queue)
-        self.queue.index_copy_(0, places, keys)
-        self.queue_position.copy_((self.queue_position + len(keys)) % len(self.queue))
+        enqueue(self.queue, self.queue_position, normalise(keys.float()))
 
 
 @register_method("moco", summary="Momentum encoder; negatives are a queue of its past keys.")

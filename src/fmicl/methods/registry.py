@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import nn
 
+from fmicl.losses import ObjectiveOptions
 from fmicl.methods.base import Method
 from fmicl.utils.options import option, require_fraction
 from fmicl.utils.registry import Registry
@@ -30,6 +31,19 @@ class MethodOptions:
 
     method: ClassVar[type[Method]]
     """The class that is built."""
+    own_loss: ClassVar[bool] = False
+    """Whether the method has a loss of its own, so that `--objective` and its options have no effect."""
+
+    feature_maps: ClassVar[bool] = False
+    """Whether the method takes the encoder's feature maps, and so their width as `local_width`: images alone."""
+
+    def resolve_objective(self, chosen: ObjectiveOptions) -> ObjectiveOptions:
+        """What is optimised: the chosen objective, unless the method has a loss of its own.
+
+        Raises:
+            ValueError: the method doesn't take this objective.
+        """
+        return chosen
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of the class that follow from the options: by default, the options under their own names."""
@@ -51,6 +65,15 @@ class MethodOptions:
         """For each source of negatives ("anchor", "both", "cross"), the share of negatives without a gradient."""
         return {"anchor": 0.0, "both": 0.0, "cross": 0.0}
 
+    def input_sizes(self, size: int) -> dict[str, int]:
+        """Sides of images that the encoder sees beside views of this size, by what they are.
+
+        Raises:
+            ValueError: the views are too small.
+        """
+        del size
+        return {}
+
     def check_batch(self, batch_size: int) -> None:
         """Refuse a batch that the method can't work with.
 
@@ -67,7 +90,7 @@ class MomentumOptions(MethodOptions):
         0.99, "Momentum of the momentum encoder per step. MoCo's own 0.999 is for runs of a million steps."
     )
     encoder_momentum_end: float | None = option(
-        None, "Momentum at the end of the run, reached along half a cosine (None: 1 for mocov3; constant for moco)."
+        None, "Momentum at the end of the run, reached along half a cosine (None: constant for moco, 1 for others)."
     )
     key_statistics: Literal["auto", "batch", "past"] = option(
         "auto",

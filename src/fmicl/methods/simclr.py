@@ -32,11 +32,18 @@ class SimCLR(Method):
     """
 
     many_views = True
+    local_crops = True
 
-    def compare_views(self, first: Tensor, second: Tensor) -> Comparison:
-        """The mean loss over pairs of views; one pass through the encoder, so that all views share its statistics."""
+    def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
+        """The mean loss over pairs of views; one pass through the encoder, so that all views share its statistics.
+
+        Each local crop is a pair with each view, the anchor with every other one.
+        """
         views = self.embed(torch.cat([first, second])).split(len(first))
-        return Comparison.mean([self.compare(views[i], views[j]) for i, j in anchored_pairs(len(views))])
+        pairs = [(views[i], views[j]) for i, j in anchored_pairs(len(views))]
+        for crop in self.embed_local(local, len(first)):
+            pairs += [(view, crop) if place % 2 else (crop, view) for place, view in enumerate(views)]
+        return Comparison.mean([self.compare(x, y) for x, y in pairs])
 
 
 def anchored_pairs(views: int) -> list[tuple[int, int]]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.models.norms import evaluation_mode
-from fmicl.utils.options import check_fields, option, require_positive_fields
+from fmicl.utils.options import check_fields, option, require_at_least_zero, require_positive_fields
 
-SMALL_IMAGE = 64
+SMALL_IMAGE = 32
 """Largest side, in pixels, of images for which a ResNet gets the CIFAR stem by default."""
 
 
@@ -35,17 +35,32 @@ class EncoderOptions:
     stem: Literal["auto", "small", "standard"] = option(
         "auto",
         "Stem of a ResNet: small is a 3x3 convolution with stride 1 and no max-pooling (CIFAR), which auto takes for "
-        "images of up to 64 pixels.",
+        "images of up to 32 pixels. It makes an encoder about ten times slower.",
     )
     depth: int | None = option(None, "Blocks of a vision transformer (None: as its name says).")
     stable_vit: bool = option(
         True, "Stabilise a vision transformer as MoCo v3 does: frozen patch projection, fixed sine-cosine positions."
     )
 
+    weights: str | None = option(
+        None,
+        "Trained weights to start from: timm (those that timm has for the encoder), a run folder, or a safetensors "
+        "file with timm's names (None: random ones).",
+        role="location",
+    )
+    freeze: int = option(
+        0, "Blocks of the encoder whose trained weights stay as they are, from the stem on, which is the first."
+    )
+
     def __post_init__(self) -> None:
         check_fields(self)
         if self.depth is not None:
             require_positive_fields(self, "depth")
+        require_at_least_zero(self, "freeze")
+
+    def why_unused(self) -> dict[str, str]:
+        """Nothing is frozen at random."""
+        return {"freeze": "it is for trained weights (--weights)"} if self.weights is None else {}
 
 
 @dataclass(frozen=True)
@@ -90,7 +105,15 @@ class SmallConv(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Features (N, 8 * width) of images (N, C, H, W)."""
-        maps = self.body(images)
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The feature map (N, 4 * width, H / 2, W / 2), as timm's models name it."""
+        maps: Tensor = self.body(images)
+        return maps
+
+    def forward_head(self, maps: Tensor) -> Tensor:
+        """Features (N, 8 * width) of a feature map."""
         return torch.cat([maps.mean((2, 3)), maps.amax((2, 3))], dim=1)
 
 
@@ -133,7 +156,7 @@ def build_encoder(
         size: side of the images in pixels.
         channels: channels of the images.
         stem: of a ResNet. ``"small"`` is a 3x3 convolution with stride 1 and no max-pooling (CIFAR); ``"auto"`` is that
-            for images of up to 64 pixels.
+            for images of up to 32 pixels.
         depth: number of blocks of a vision transformer.
         stable_vit: freeze a vision transformer's patch projection and fix its positions to sines and cosines, which
             keeps training stable (Chen, Xie and He, "An Empirical Study of Training Self-Supervised Vision
@@ -177,13 +200,54 @@ def build_encoder(
         raise ValueError(f"timm can't build {name} for images of {size} pixels: {error}") from error
 
     if isinstance(model, ResNet):
-        if stem == "small" or (stem == "auto" and size <= SMALL_IMAGE):
+        if resolve_stem(stem, size) == "small":
             _small_stem(model, channels)
     elif stem == "small":
         raise ValueError(f"stem='small' is for ResNets; {name} is a {type(model).__name__}")
     if stable_vit and isinstance(model, VisionTransformer):
         _stabilise(model)
     return _set_num_features(model, name, size, channels)
+
+
+def resolve_stem(stem: Literal["auto", "small", "standard"], size: int) -> Literal["small", "standard"]:
+    """The stem of a ResNet for images of this size.
+
+    Example:
+        >>> resolve_stem("auto", 32), resolve_stem("auto", 48)
+        ('small', 'standard')
+    """
+    if stem == "auto":
+        return "small" if size <= SMALL_IMAGE else "standard"
+    return stem
+
+
+def freeze_blocks(encoder: nn.Module, count: int) -> None:
+    """Freeze the first blocks of a timm model, the stem being the first: no gradients.
+
+    Batch normalisation that is frozen keeps its statistics too: :class:`fmicl.methods.Method` leaves it in eval mode.
+
+    Raises:
+        ValueError: the encoder has no more blocks than these, or no order of blocks.
+
+    Example:
+        >>> encoder = build_encoder("resnet18", size=64)
+        >>> freeze_blocks(encoder, 3)
+        >>> encoder.layer1[1].bn2.weight.requires_grad, encoder.layer2[0].conv1.weight.requires_grad
+        (False, True)
+    """
+    from timm.models import group_parameters
+
+    if not hasattr(encoder, "group_matcher"):
+        raise ValueError(f"{type(encoder).__name__} can't be frozen in part: it doesn't say which blocks it has")
+    groups = group_parameters(encoder, encoder.group_matcher(coarse=False), reverse=True)  # type: ignore[operator]
+    order = sorted({groups[name] for name, _ in encoder.named_parameters()})
+    if count >= len(order):
+        raise ValueError(
+            f"freeze is {count}, but the encoder has {len(order)} blocks, and at least one must be trained"
+        )
+    for name, parameter in encoder.named_parameters():
+        if groups[name] in order[:count]:
+            parameter.requires_grad_(False)
 
 
 def encoder_specific_options(encoder: nn.Module) -> frozenset[str]:
@@ -204,6 +268,26 @@ def _set_num_features(model: nn.Module, name: str, size: int, channels: int) -> 
     """Set ``num_features`` to the width of the output; timm's number is before the last layers of some models."""
     model.num_features = check_input_size(model, name, size, channels)  # type: ignore[assignment]
     return model
+
+
+def feature_map_width(encoder: nn.Module, size: int, channels: int) -> int:
+    """Channels of the feature map that ``forward_features`` gives, (N, C, H, W) or tokens (N, T, C); by a trial.
+
+    Raises:
+        ValueError: the encoder has no feature map.
+
+    Example:
+        >>> feature_map_width(SmallConv(), 8, 1)
+        128
+    """
+    if not all(hasattr(encoder, name) for name in ("forward_features", "forward_head")):
+        raise ValueError(f"a {type(encoder).__name__} has no feature maps: take a timm model or small_conv")
+    with evaluation_mode(encoder), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        maps = encoder.forward_features(torch.zeros(2, channels, size, size))  # type: ignore[operator]
+    if not isinstance(maps, Tensor) or maps.ndim not in (3, 4):
+        shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
+        raise ValueError(f"a {type(encoder).__name__} gives no feature maps, but {shape}: take another --encoder")
+    return int(maps.shape[1] if maps.ndim == 4 else maps.shape[2])
 
 
 def check_input_size(model: nn.Module, name: str, size: int, channels: int) -> int:
@@ -314,21 +398,21 @@ def mlp(sizes: tuple[int, ...], *, last_norm: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def projection_head(features: int, hidden: int, dim: int, *, last_norm: bool = False) -> nn.Sequential:
-    """The 3-layer projection head: features -> hidden -> hidden -> dim.
+def projection_head(features: int, hidden: int, dim: int, *, layers: int = 3, last_norm: bool = False) -> nn.Sequential:
+    """The projection head, by default of 3 layers: features -> hidden -> hidden -> dim.
 
     Example:
         >>> sum(isinstance(layer, nn.Linear) for layer in projection_head(512, 2048, 512))
         3
     """
-    return mlp((features, hidden, hidden, dim), last_norm=last_norm)
+    return mlp((features, *[hidden] * (layers - 1), dim), last_norm=last_norm)
 
 
-def predictor(dim: int, hidden: int) -> nn.Sequential:
-    """MoCo v3's predictor: dim -> hidden -> dim, on the online branch only.
+def predictor(dim: int, hidden: int, *, last_norm: bool = True) -> nn.Sequential:
+    """The predictor of BYOL and, with normalised outputs, of MoCo v3: dim -> hidden -> dim, on the online branch only.
 
     Example:
         >>> predictor(64, 256)(torch.zeros(2, 64)).shape
         torch.Size([2, 64])
     """
-    return mlp((dim, hidden, dim), last_norm=True)
+    return mlp((dim, hidden, dim), last_norm=last_norm)

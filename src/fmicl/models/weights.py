@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["load_weights", "read_weights"]
+__all__ = ["describe_mismatch", "load_weights", "read_weights"]
+
+NAMED = 3
+"""Weights of each kind that a message names."""
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -17,12 +20,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged.
+        ValueError: it is damaged, or no safetensors file.
     """
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): copy it again from where it was complete") from error
+        raise ValueError(
+            f"{path} is damaged, or no safetensors file ({error}): copy it again from where it was complete"
+        ) from error
 
 
 def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: object, target: str) -> None:
@@ -35,31 +40,38 @@ def load_weights(module: nn.Module, weights: Mapping[str, Tensor], source: objec
         target: what the module is, for the message.
 
     Raises:
-        ValueError: names or shapes differ; the message has the number of each and an example.
+        ValueError: names or shapes differ.
 
     Example:
         >>> load_weights(nn.Linear(2, 3), {"weight": nn.Linear(2, 4).weight}, "x.safetensors", "the head")
         Traceback (most recent call last):
         ...
-        ValueError: x.safetensors doesn't have the weights of the head: 1 missing (bias); 1 of another shape \
-(weight: (4, 2), not (3, 2))
+        ValueError: x.safetensors doesn't have the weights of the head: bias is missing; weight has shape (4, 2), ...
     """
-    own = module.state_dict()
+    wrong = describe_mismatch(module.state_dict(), weights)
+    if wrong:
+        raise ValueError(f"{source} doesn't have the weights of {target}: {wrong}")
+    module.load_state_dict(weights, strict=False)  # without the counters of batch normalisation, as in older files
+
+
+def describe_mismatch(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
+    """How weights differ from those of a module in names and shapes, at most three of each; "" if they don't.
+
+    Example:
+        >>> import torch
+        >>> wanted, found = nn.Linear(2, 3).state_dict(), {"weight": torch.zeros(3, 3), "scale": torch.zeros(3)}
+        >>> describe_mismatch(wanted, found)
+        'bias is missing; scale is unknown; weight has shape (3, 3), not (3, 2)'
+    """
+    missing = [f"{name} is missing" for name in wanted if name not in state and "num_batches_tracked" not in name]
+    unknown = [f"{name} is unknown" for name in state if name not in wanted]
     shapes = [
-        f"{name}: {tuple(weights[name].shape)}, not {tuple(value.shape)}"
-        for name, value in own.items()
-        if name in weights and weights[name].shape != value.shape
+        f"{name} has shape {tuple(x.shape)}, not {tuple(wanted[name].shape)}"
+        for name, x in state.items()
+        if name in wanted and x.shape != wanted[name].shape
     ]
-    wrong = {
-        "missing": [name for name in own if name not in weights],
-        "unknown": [name for name in weights if name not in own],
-        "of another shape": shapes,
-    }
-    if any(wrong.values()):
-        differences = "; ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in wrong.items() if names)
-        raise ValueError(f"{source} doesn't have the weights of {target}: {differences}")
-    module.load_state_dict(weights)
-
-
-def _first(names: Collection[str]) -> str:
-    return f"{next(iter(names))}{', ...' if len(names) > 1 else ''}"
+    parts = []
+    for found in (missing, unknown, shapes):
+        more = f"; and {len(found) - NAMED} more like it" if len(found) > NAMED else ""
+        parts += ["; ".join(found[:NAMED]) + more] if found else []
+    return "; ".join(parts)

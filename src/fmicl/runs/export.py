@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl.config import Settings
-from fmicl.models.vision import build_encoder, projection_head
+from fmicl.models.vision import build_encoder
 from fmicl.models.weights import load_weights, read_weights
 from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, require_task
@@ -99,8 +99,8 @@ def load_encoder(run: Path | str) -> nn.Module:
     return encoder.eval()
 
 
-def load_projection(run: Run) -> nn.Module:
-    """Load the projection head of an image run, in eval mode on the CPU.
+def load_projection(run: Run, *, trained: bool = True) -> nn.Module:
+    """The projection head of an image run, in eval mode on the CPU; if not trained, with random weights.
 
     Raises:
         FileNotFoundError: the training has not ended.
@@ -110,7 +110,7 @@ def load_projection(run: Run) -> nn.Module:
     if not run.projection.exists():
         raise FileNotFoundError(f"{run.projection} is missing: the training of {run.path} has not ended")
     features = EncoderConfig.read(run).features
-    last_norm = settings.method_options.method.last_norm
-    head = projection_head(features, settings.hidden, settings.dim, last_norm=last_norm)
-    load_weights(head, read_weights(run.projection), run.projection, "the projection head of settings.json")
+    head = settings.method_options.method.projection_head(features, settings.hidden, settings.dim)
+    if trained:
+        load_weights(head, read_weights(run.projection), run.projection, "the projection head of settings.json")
     return head.eval()

@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
 
+from fmicl.information.assumption import fitted_law
 from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-__all__ = ["Theme", "distance_figure", "metric_curve", "neighbour_figure", "read_metrics"]
+    from fmicl.information.assumption import AssumptionCheck
+
+__all__ = ["Theme", "assumption_figure", "distance_figure", "metric_curve", "neighbour_figure", "read_metrics"]
 
 Theme = Literal["light", "dark"]
 
@@ -172,6 +175,52 @@ def distance_figure(
     return _save(figure, out)
 
 
+def assumption_figure(check: AssumptionCheck, out: Path | str, *, theme: Theme = "light") -> Path:
+    """Draw the three tests of the Gaussian kernel on the sphere, one panel each, with what it predicts.
+
+    Args:
+        check: results of :func:`fmicl.information.assumption.check_assumption`.
+        out: the PNG to write.
+        theme: light or dark.
+    """
+    colours = COLOURS[theme]
+    with mpl.rc_context({"font.family": ["DejaVu Sans"], "axes.axisbelow": True}):
+        figure = _figure(colours, 3 * _WIDTH, _HEIGHT)
+        figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
+        flow_axes, law_axes, ratio_axes = figure.subplots(1, 3)
+    for axes, x_label, y_label in (
+        (flow_axes, "Squared distance of positive pairs", "Log density by RealNVP, less its mean"),
+        (law_axes, "Cosine of positive pairs", "Density"),
+        (ratio_axes, "Cosine", "Log density ratio"),
+    ):
+        _style(axes, colours, y_label, x_label)
+    for flow, colour in zip(check.flows, (colours.first, colours.second), strict=True):
+        x, y = np.array(flow.squared_distances), np.array(flow.log_densities)
+        label = f"{flow.prior} prior, R\N{SUPERSCRIPT TWO} = {flow.fit.r_squared:.2f}"
+        flow_axes.plot(x, y - y.mean(), "o", color=colour, markersize=3.5, label=label)
+        flow_axes.plot(x, flow.fit.intercept + flow.fit.slope * x - y.mean(), color=colour, linewidth=1.2)
+    law_axes.hist(_numbers(check.cosines), bins=40, density=True, color=colours.line, label="observed")
+    law = fitted_law(check)
+    cosines, angle = _numbers(law.cosines), math.pi / (len(law.cosines) - 1)
+    density = _numbers(law.weights) / (angle * np.sqrt(np.clip(1 - cosines**2, 1e-12, None)))
+    low, high = float(check.cosines.min()), float(check.cosines.max())
+    inside = (cosines >= low) & (cosines <= high) & (np.abs(cosines) < 0.9999)
+    law_axes.plot(cosines[inside], density[inside], color=colours.first, label=f"gamma = {check.gamma.gamma:.3g}")
+    ratio = check.ratio
+    ratio_axes.errorbar(
+        _numbers(ratio.cosines), _numbers(ratio.log_ratios), _numbers(ratio.errors), fmt="o", markersize=3,
+        color=colours.first, linewidth=0.8, label="two histograms",
+    )  # fmt: skip
+    if math.isfinite(check.ratio_fit.slope):
+        line = check.ratio_fit.intercept + check.ratio_fit.slope * _numbers(ratio.cosines)
+        label = f"line, R\N{SUPERSCRIPT TWO} = {check.ratio_fit.r_squared:.2f}"
+        ratio_axes.plot(_numbers(ratio.cosines), line, color=colours.second, linewidth=1.4, label=label)
+    for axes in (flow_axes, law_axes, ratio_axes):
+        for text in axes.legend(frameon=False, fontsize=8).get_texts():
+            text.set_color(colours.ink)
+    return _save(figure, out)
+
+
 def neighbour_figure(
     images: Tensor | NDArray[Any],
     similarities: Tensor | NDArray[Any] | None,
@@ -256,6 +305,11 @@ def _axes(colours: _Colours, y_label: str, x_label: str) -> tuple[Figure, Axes]:
         figure = _figure(colours, _WIDTH, _HEIGHT)
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
         axes = figure.add_subplot()
+    _style(axes, colours, y_label, x_label)
+    return figure, axes
+
+
+def _style(axes: Axes, colours: _Colours, y_label: str, x_label: str) -> None:
     axes.set_facecolor(colours.surface)
     axes.grid(axis="y", color=colours.line, linewidth=0.8)
     for side, spine in axes.spines.items():
@@ -264,7 +318,6 @@ def _axes(colours: _Colours, y_label: str, x_label: str) -> tuple[Figure, Axes]:
     axes.margins(x=0.02, y=0.1)
     axes.set_xlabel(x_label, color=colours.muted, fontsize=9)
     axes.set_ylabel(y_label, color=colours.muted, fontsize=9)
-    return figure, axes
 
 
 def _save(figure: Figure, out: Path | str) -> Path:

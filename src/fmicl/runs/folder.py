@@ -55,6 +55,7 @@ class Run:
     modules = _Inside("modules.json")  # text: makes the run folder a sentence-transformers model
     results = _Inside("results.json")  # results of the evaluation
     arrays = _Inside("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
+    assumption = _Inside("assumption.json")  # tests of the Gaussian kernel, by `fmicl check-assumption`
     figures = _Inside("figures")  # folder of PNGs
     report = _Inside("report.html")  # the HTML report
 
@@ -163,6 +164,16 @@ def is_run_or_sweep(path: Path) -> bool:
 def exclude_runs(path: Path) -> str | None:
     """For the search of image files: the figures of runs and sweeps, which may lie below a data folder, are no data."""
     return "fmicl run" if is_run_or_sweep(path) else None
+
+
+def keep_results(run: Run, epochs: int) -> list[Path]:
+    """Rename results and page of a run that goes on, such as results-200-epochs.json: then it is not finished any more.
+
+    Returns:
+        The new paths.
+    """
+    found = [path for path in (run.report, run.results) if path.exists()]
+    return [path.rename(path.with_name(f"{path.stem}-{epochs}-epochs{path.suffix}")) for path in found]
 
 
 def remove_temporary_files(run: Run) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fmicl.methods import METHODS
 from fmicl.runs.figures import COLOURS, distance_figure, metric_curve, neighbour_figure, read_metrics
 from fmicl.runs.folder import Run
 from fmicl.utils.files import write_atomically
@@ -34,6 +35,8 @@ NAMES = {
     "stsb_dev": "STS-B dev",
     "raw_pixels": "Raw pixels",
     "untrained": "Untrained encoder",
+    "start": "Start of training",
+    "chance": "Chance (most frequent class)",
 }
 """Display names of keys; other keys are displayed without underscores."""
 EXPLANATIONS = {
@@ -116,7 +119,9 @@ def _facts(settings: Mapping[str, Any]) -> list[str]:
     """The line below the title: method and objective, seed, device, start."""
     chosen = settings.get("settings")
     chosen = chosen if isinstance(chosen, dict) else {}
-    keys = ["method", "objective", "divergence", "encoder", "model"]
+    method = str(chosen.get("method"))
+    own = method in METHODS and METHODS[method].value.own_loss
+    keys = ["method", *([] if own else ["objective", "divergence"]), "encoder", "model"]
     what = " ".join(str(chosen[key]) for key in keys if chosen.get(key) is not None)
     if _is_number(chosen.get("rotation_weight")) and chosen["rotation_weight"]:
         what += f" + rotation {chosen['rotation_weight']:g}"
@@ -136,13 +141,13 @@ def _image_results(results: Mapping[str, Any]) -> dict[str, Any]:
         held_out = results.get("split") is not None
         samples = "held-out samples" if held_out else "training samples, as none are held out"
         sentences.append(f"Alignment, uniformity and effective rank are of two views of {samples}, after training")
-    baselines = [key for key in ("untrained", "raw_pixels") if isinstance(results.get(key), dict)]
+    baselines = [key for key in ("start", "untrained", "raw_pixels", "chance") if isinstance(results.get(key), dict)]
     cards = [{"name": NAMES[key], "value": _percent(results[key]), "explanation": ""} for key in accuracies]
     cards += [
         {"name": _name(key), "value": _show(float(f"{results[key]:.3g}")), "explanation": EXPLANATIONS[key]}
         for key in geometry
     ]
-    shown = {"knn", "linear", "linear_views", *texts, "data_changed", *EXPLANATIONS, *baselines}
+    shown = {"knn", "linear", "linear_views", *texts, "data_changed", "distances", *EXPLANATIONS, *baselines}
     return {
         "summary": " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences),
         "needs_sts": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +13,26 @@ from fmicl.utils.files import read_json, write_json
 from fmicl.utils.provenance import command_line, commit, versions
 from fmicl.utils.registry import unknown_name
 
-__all__ = ["read_fingerprint", "read_settings", "read_task", "require_task", "write_settings"]
+__all__ = ["extend_settings", "read_fingerprint", "read_settings", "read_task", "require_task", "write_settings"]
 
 
-def write_settings(run: Run, settings: Settings, device: str, data: dict[str, Any] | None = None) -> None:
-    """Write settings.json: all options, and the fingerprint of the data."""
+def write_settings(
+    run: Run,
+    settings: Settings,
+    device: str,
+    data: dict[str, Any] | None = None,
+    extended: Sequence[dict[str, Any]] = (),
+) -> None:
+    """Write settings.json: all options, and the fingerprint of the data.
+
+    Args:
+        run: the run.
+        settings: its settings.
+        device: where it is trained.
+        data: fingerprint of the data.
+        extended: of a run that goes on for more epochs, its length, command and start before, the oldest first.
+    """
+    history = {"extended": list(extended)} if extended else {}
     write_json(
         run.settings,
         {
@@ -31,8 +47,17 @@ def write_settings(run: Run, settings: Settings, device: str, data: dict[str, An
             "commit": commit(),
             "seed": settings.seed,
             "started": datetime.now(UTC).isoformat(timespec="seconds"),
+            **history,
         },
     )
+
+
+def extend_settings(run: Run, settings: Settings, device: str) -> None:
+    """Replace the settings of a run by those of a longer one; what they were is listed under ``extended``."""
+    before = read_json(run.settings)
+    earlier = {key: before.get(key) for key in ("hash", "command", "started")}
+    earlier["epochs"] = before["settings"]["epochs"]
+    write_settings(run, settings, device, read_fingerprint(run), [*before.get("extended", ()), earlier])
 
 
 def read_settings(run: Run, task: str | None = None) -> Settings:

@@ -15,7 +15,7 @@ FEW_IMAGES = 100
 
 
 def print_results(path: Path) -> None:
-    """Print the accuracies of an image run: raw pixels, untrained encoder, trained encoder."""
+    """Print the accuracies of an image run: chance, raw pixels, the start of training, its end."""
     from rich.console import Console
     from rich.table import Table
 
@@ -32,8 +32,10 @@ def print_results(path: Path) -> None:
     for key in shown:
         table.add_column(columns[key], justify="right")
     rows = {
+        "chance": results.get("chance"),
         "raw pixels": results.get("raw_pixels"),
         "untrained encoder": results.get("untrained"),
+        "start": results.get("start"),
         f"trained, epoch {results['epoch']}": results,
     }
     for name, row in rows.items():

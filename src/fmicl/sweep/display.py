@@ -112,7 +112,7 @@ class Display:
 def time_left(run: SweepRun) -> float | None:
     """Seconds until a run's last epoch; None if unknown."""
     progress = run.progress
-    if progress.seconds_per_epoch is None or progress.epoch is None:
+    if progress.seconds_per_epoch is None or progress.epoch is None or "epochs" in run.settings.unresolved:
         return None
     return max(0.0, float(run.settings.epochs) - progress.epoch) * progress.seconds_per_epoch
 
@@ -122,7 +122,7 @@ def _cell(run: SweepRun, heading: str) -> str:
     if heading == "state":
         return run.state
     if heading == "epoch":
-        return "" if p.epoch is None else f"{p.epoch:g}/{run.settings.epochs}"
+        return "" if p.epoch is None else f"{p.epoch:g}/{run.settings.epochs}".removesuffix("/auto")
     if heading == "time left":
         left = time_left(run) if run.state == "running" else None
         return "evaluating" if left == 0 else format_duration(left)
@@ -146,6 +146,7 @@ def _total_time_left(runs: Sequence[SweepRun], slots: int | None) -> str:
     if not running:
         return ""
     per_epoch = statistics.fmean(seconds for run in runs if (seconds := run.progress.seconds_per_epoch) is not None)
-    waiting = sum(run.settings.epochs for run in runs if run.state == "waiting") * per_epoch
+    known = [run for run in runs if "epochs" not in run.settings.unresolved]
+    waiting = sum(run.settings.epochs for run in known if run.state == "waiting") * per_epoch
     total = max(max(running), (sum(running) + waiting) / (slots or len(runs)))
     return f"; about {format_duration(total)} left" if total else "; evaluating"

@@ -18,15 +18,8 @@ from pathlib import Path
 from fmicl.runs.folder import Run
 from fmicl.sweep.display import Display
 from fmicl.sweep.grid import Cell, check_cells
-from fmicl.sweep.launchers import (
-    Handle,
-    Launcher,
-    LocalLauncher,
-    SubmititLauncher,
-    check_submitit,
-    local_slots,
-    slurm_options,
-)
+from fmicl.sweep.launchers import Handle, Launcher, LocalLauncher, local_slots
+from fmicl.sweep.slurm import SlurmError, SlurmLauncher, slurm_options
 from fmicl.sweep.state import SweepRecord, SweepRun, find_folder, last_error, lock_folder
 from fmicl.sweep.summary import scores, summary_table
 from fmicl.training.signals import replaceable_handlers
@@ -111,9 +104,9 @@ class Sweep:
     def _attach(self, launcher: Launcher, display: Display) -> None:
         """Find the jobs that an earlier call has started and that are still queued or running."""
         for run in self.runs:
-            if run.state == "waiting" and run.job is not None and (handle := launcher.attach(run.job)) is not None:
+            if run.state == "waiting" and (handle := launcher.attach(run.run)) is not None:
                 self._watch(run, handle)
-                display.print(f"{run.name}: {handle.where} is still running")
+                display.print(f"{run.name}: found {handle.where}")
 
     def _loop(self, launcher: Launcher, display: Display) -> None:
         while not self.signals:
@@ -131,7 +124,13 @@ class Sweep:
     def _start(self, run: SweepRun, launcher: Launcher, display: Display) -> None:
         words = [*run.settings.arguments(), "--out", str(run.run.path), "--resume"]
         try:
-            handle = launcher.start([*self.program, "train", run.settings.recipe, *words], run.log, name=run.name)
+            command = [*self.program, "train", run.settings.recipe, *words]
+            handle = launcher.start(command, run.run, run.log, name=run.name)
+        except SlurmError as error:
+            if all(other.state != "running" for other in self.runs):
+                raise
+            display.print(f"[{_time()}] {run.name} has to wait: {error}")  # too many jobs, or a busy controller
+            return
         except OSError as error:
             run.state, run.error = "failed", f"could not be started: {error}"
             return
@@ -143,7 +142,7 @@ class Sweep:
 
     @staticmethod
     def _watch(run: SweepRun, handle: Handle) -> None:
-        run.handle, run.where, run.job, run.log = handle, handle.where, handle.job, handle.log
+        run.handle, run.where, run.job = handle, handle.where, handle.job
         run.state, run.error, run.since = "running", None, time.monotonic()
 
     def _poll(self, display: Display, *, stopping: bool = False) -> None:
@@ -151,6 +150,7 @@ class Sweep:
             if run.state != "running" or run.handle is None:
                 continue
             code = run.handle.poll()
+            run.where = run.handle.where
             run.update_progress()
             if code is None:
                 continue
@@ -164,7 +164,7 @@ class Sweep:
             else:
                 run.state = "failed"
                 missing = f"ended without {run.run.results.name}"
-                printed = missing if code == 0 else last_error(run.log, run.handle.log_start, code)
+                printed = missing if code == 0 else last_error(run.log, code)
                 run.error = run.handle.error or printed
                 display.print(f"[{_time()}] {run.name}: failed: {run.error} (see {run.log})")
             self.save()
@@ -185,18 +185,15 @@ class Sweep:
 
     def _stop(self, launcher: Launcher, display: Display) -> None:
         """Stop the runs of this machine, with a checkpoint; kill them on a second signal or after :data:`GRACE`."""
-        handles = [run.handle for run in self.runs if run.state == "running" and run.handle is not None]
-        if not handles or launcher.detached:
+        if launcher.detached or all(run.state != "running" for run in self.runs):
             return
-        alive = sum(handle.poll() is None for handle in handles)
-        for handle in handles:
-            handle.stop()
+        alive = sum(run.handle is not None and run.handle.poll() is None for run in self.runs)
+        launcher.stop()
         display.print(f"stopping {alive} run(s) with a checkpoint; a second Ctrl-C kills them", always=True)
         received, deadline = len(self.signals), time.monotonic() + GRACE
         while any(run.state == "running" for run in self.runs):
             if len(self.signals) > received or time.monotonic() > deadline:
-                for handle in handles:
-                    handle.stop(kill=True)
+                launcher.stop(kill=True)
             self._poll(display, stopping=True)
             display.update(self.runs)
             time.sleep(POLL_INTERVAL / 4)
@@ -239,8 +236,8 @@ def run_sweep(
         cells: the runs.
         out: folder of the sweep.
         parallel: runs at once on each device, or jobs at once.
-        launcher: "local" or "submitit".
-        slurm: ``KEY=VALUE`` options of the jobs.
+        launcher: "local" or "slurm".
+        slurm: ``KEY=VALUE`` options of sbatch.
 
     Returns:
         The exit code, as of :meth:`Sweep.train`.
@@ -248,22 +245,14 @@ def run_sweep(
     Raises:
         ValueError, OSError: wrong settings, launcher or folder; nothing was started.
     """
-    local = launcher == "local"
+    local, options = launcher == "local", slurm_options(slurm)
     check_cells(cells, local=local)
     device, devices = cells[0].settings.device, cells[0].settings.devices
-    slots, options = [], slurm_options(slurm)
-    if local:
-        slots = local_slots(parallel or 1, device=device, devices=devices)
-    else:
-        check_submitit()
+    slots = local_slots(parallel or 1, device=device, devices=devices) if local else []
+    slurm_launcher = None if local else SlurmLauncher(options, devices=devices, device=device, limit=parallel)
     folder = find_folder(cells, out)
     with lock_folder(folder) as lock:
-        sweep = Sweep(cells, folder)
-        if local:
-            return sweep.train(LocalLauncher(slots, inherited=lock))
-        return sweep.train(
-            SubmititLauncher(folder / "jobs", options, devices=devices, gpu=device != "cpu", limit=parallel)
-        )
+        return Sweep(cells, folder).train(slurm_launcher or LocalLauncher(slots, inherited=lock))
 
 
 def _time() -> str:

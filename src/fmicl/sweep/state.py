@@ -1,6 +1,6 @@
 """State of a sweep on disk: its folder, the runs in it, and sweep.json.
 
-SWEEP/sweep.json  .lock  <run>/  <run>.log  jobs/ (with submitit)
+SWEEP/sweep.json  .lock  <run>/  <run>.log  <run>.sbatch (with SLURM)
 
 A run is identified by the hash of its settings. Its folder keeps the name that the first call gave it.
 """
@@ -220,14 +220,11 @@ class SweepRun:
         Other options of the machine may be given in each call; a finished run keeps those that it was trained with.
         """
         self.case, self.progress = cell.case or self.case, Progress()
-        if self.state not in ("running", "waiting"):
-            self.job = None  # it has ended
         self.update_progress()
         if self.run.finished or (self.state == "finished" and self.run.results.exists()):
             self.finish()
             return
         self.settings, self.state, self.error, self.results = cell.settings, "waiting", None, {}
-        self.log = self.run.path.with_name(f"{self.run.path.name}.log")  # the last one may be that of a job
 
     def finish(self) -> None:
         """Read the results of a run that has ended well."""
@@ -329,21 +326,20 @@ class SweepRecord:
         return summarise([run for run in self.runs.values() if run.state == "finished"])
 
 
-def last_error(log: Path, start: int, code: int) -> str:
+def last_error(log: Path, code: int) -> str:
     r"""Why a run ended, in one line: its last error message, or the signal that killed it.
 
     Args:
-        log: its output.
-        start: where in it the output of the last start begins.
+        log: its output; that of its last start begins after the last line with a command.
         code: its exit code, negative for a signal.
 
     Example:
         >>> import tempfile
         >>> log = Path(tempfile.mkdtemp()) / "run.log"
-        >>> _ = log.write_text("epoch 1/2\nTraceback ...\ntorch.OutOfMemoryError: CUDA out of memory.\nexit\n")
-        >>> last_error(log, 0, 1)
+        >>> _ = log.write_text("$ fmicl\nepoch 1/2\nTraceback ...\ntorch.OutOfMemoryError: CUDA out of memory.\nexit\n")
+        >>> last_error(log, 1)
         'torch.OutOfMemoryError: CUDA out of memory.'
-        >>> last_error(log, 0, -9)
+        >>> last_error(log, -9)
         'killed by SIGKILL (out of memory?)'
     """
     if code < 0:
@@ -352,10 +348,11 @@ def last_error(log: Path, start: int, code: int) -> str:
             return f"killed by {signal.Signals(-code).name}{hint}"
     try:
         with log.open("rb") as file:
-            file.seek(max(start, log.stat().st_size - 2**16))
-            lines = [line.rstrip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            file.seek(max(0, log.stat().st_size - 2**16))
+            printed = file.read().decode(errors="replace")
     except OSError:
-        lines = []
+        printed = ""
+    lines = [line.rstrip() for line in re.split(r"(?m)^\$ .*$", printed)[-1].splitlines() if line.strip()]
     errors = [line for line in lines if re.match(r"fmicl: error: |[A-Za-z_][\w.]*(Error|Exception|Interrupt)\b", line)]
     if errors:
         return errors[-1].removeprefix("fmicl: error: ")

@@ -12,7 +12,7 @@ import csv
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ __all__ = ["FiniteLossCheck", "MetricsLogger"]
 
 COLLAPSED = 1.5
 """Effective rank below which all embeddings lie about on one line through the origin."""
+COLLAPSED_UNIFORMITY = -0.02
+"""Uniformity above which all embeddings are about the same: their mean squared distance is below 0.01. Where dropout
+makes small differences in many dimensions, the effective rank is high all the same."""
 ENOUGH_EMBEDDINGS = 8
 """Smallest batch whose effective rank shows collapse: of two embeddings it is at most two."""
 BATCHES_AHEAD = 4
@@ -292,15 +295,17 @@ class MetricsLogger(Callback):
             if self.finite is not None:
                 self.finite.read()
             raise
-        assert row["effective_rank"] is not None
-        self._warn_of_collapse(row["effective_rank"], row["epoch"], embeddings)
+        self._warn_of_collapse(row, embeddings)
 
-    def _warn_of_collapse(self, rank: float, epoch: float | None, embeddings: int) -> None:
-        collapsed = rank < COLLAPSED and embeddings >= ENOUGH_EMBEDDINGS
+    def _warn_of_collapse(self, row: Mapping[str, float | None], embeddings: int) -> None:
+        rank, uniformity = row["effective_rank"], row["uniformity"]
+        assert rank is not None
+        assert uniformity is not None
+        collapsed = (rank < COLLAPSED or uniformity > COLLAPSED_UNIFORMITY) and embeddings >= ENOUGH_EMBEDDINGS
         if collapsed and not self._collapsed:
             self.say(
-                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} after epoch {epoch:g}. "
-                f"{self.collapse_advice}"
+                f"warning: the embeddings have collapsed: their effective rank is {rank:.2f} and their uniformity "
+                f"{uniformity:.3f} after epoch {row['epoch']:g}. {self.collapse_advice}"
             )
         self._collapsed = collapsed
 

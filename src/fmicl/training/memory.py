@@ -51,14 +51,17 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class BatchDescription:
-    """A batch, as far as messages about memory go: its samples, views per sample, and what would need less memory."""
+    """A batch, as far as messages about memory go: its samples, views and local crops, and what would need less."""
 
     batch_size: int
     views: int
     advice: str
+    local_crops: int = 0
+    local_size: int = 0
 
     def __str__(self) -> str:
-        return f"a batch of {self.batch_size} ({self.views} views each)"
+        crops = f" and {self.local_crops} local crops" if self.local_crops else ""
+        return f"a batch of {self.batch_size} ({self.views} views{crops} each)"
 
 
 def check_memory(
@@ -77,7 +80,7 @@ def check_memory(
         method: about to be trained; it is left unchanged, and so are torch's random numbers.
         views: makes this many views as the encoder takes them, of any content.
         processes: which share the batch.
-        optimizer: sgd or adamw, which differ in their state.
+        optimizer: its name; they differ in their state.
         bf16: whether training is in bfloat16.
 
     Raises:
@@ -86,7 +89,10 @@ def check_memory(
     free = free_memory()
     if free is None:
         return
-    need = measure_need(method, views, optimizer=optimizer, bf16=bf16, multiplicity=batch.views)
+    need = measure_need(
+        method, views, optimizer=optimizer, bf16=bf16,
+        multiplicity=batch.views, local_crops=batch.local_crops, local_size=batch.local_size,
+    )  # fmt: skip
     local = processes.devices
     whole = local * need.of(batch.batch_size // processes.world_size)
     if whole <= free:
@@ -125,7 +131,14 @@ def _gib(size: float) -> str:
 
 
 def measure_need(
-    method: Method, views: Callable[[int], Tensor], *, optimizer: str = "sgd", bf16: bool = False, multiplicity: int = 2
+    method: Method,
+    views: Callable[[int], Tensor],
+    *,
+    optimizer: str = "sgd",
+    bf16: bool = False,
+    multiplicity: int = 2,
+    local_crops: int = 0,
+    local_size: int = 0,
 ) -> MemoryNeed:
     """Memory of a step beyond the network: saved tensors, gradients, and the optimiser's state.
 
@@ -134,12 +147,21 @@ def measure_need(
     Args:
         method: in training mode; it is left unchanged, and so are torch's random numbers.
         views: makes this many views as the encoder takes them, of any content.
-        optimizer: sgd or adamw.
+        optimizer: its name.
         bf16: whether training is in bfloat16.
         multiplicity: views per sample.
+        local_crops: local crops per sample.
+        local_size: their side in pixels.
     """
+
+    def batch(n: int) -> list[Tensor]:
+        found = [views(n), views((multiplicity - 1) * n)]
+        if local_crops:
+            found.append(torch.rand(local_crops * n, found[0].shape[1], local_size, local_size))
+        return found
+
     with _unchanged(method), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        two, three = (_saved_bytes(method, views(n), views((multiplicity - 1) * n)) for n in (2, 3))
+        two, three = (_saved_bytes(method, batch(n)) for n in (2, 3))
     weights = sum(parameter.nbytes for parameter in method.parameters() if parameter.requires_grad)
     copies = 3 if optimizer == "adamw" else 2  # the gradient, and one moment or two
     return MemoryNeed(constant=copies * weights, sample=GRADIENTS * (three - two))
@@ -167,7 +189,7 @@ def _unchanged(method: Method) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def _saved_bytes(method: Method, first: Tensor, second: Tensor) -> int:
+def _saved_bytes(method: Method, views: list[Tensor]) -> int:
     """Bytes that one forward pass saves for the backward pass; tensors that share memory count once."""
     saved: list[Tensor] = []  # while they are held, no two of them have the same address by chance
 
@@ -176,6 +198,6 @@ def _saved_bytes(method: Method, first: Tensor, second: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        method.loss(first, second)
+        method.loss(*views)
     storages = [tensor.untyped_storage() for tensor in saved]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -47,6 +47,7 @@ class TrainingModule(LightningModule):
         self.optimisation = optimisation
         self.batches = 0
         self._captured: CapturedStep | None = None
+        self._inputs: tuple[str, ...] = ()
         self._names: tuple[str, ...] = ()
         self._second: Tensor | None = None
 
@@ -71,6 +72,7 @@ class TrainingModule(LightningModule):
 
         # not torch's own, which drops the activation of timm's normalisations
         convert_sync_batchnorm(self.method)  # type: ignore[no-untyped-call]
+        self.method.train()  # the new layers don't know which of them are frozen
 
     def accelerate(self, device: torch.device, *, one_process: bool = True) -> None:
         """Compile the networks in place, so that names in checkpoints stay the same.
@@ -81,7 +83,9 @@ class TrainingModule(LightningModule):
             device: where training will be.
             one_process: whether one process trains. Several may share batch statistics, which these kernels don't.
         """
-        supported = one_process and triton_runs_on(device) and is_supported(self.method.encoder)
+        encoder = self.method.encoder
+        supported = one_process and triton_runs_on(device) and is_supported(encoder)
+        supported &= all(parameter.requires_grad for parameter in encoder.parameters())  # statistics of frozen layers
         for network in self.method.networks():
             if not supported:
                 network.compile()
@@ -97,10 +101,12 @@ class TrainingModule(LightningModule):
         seed_device(mix_seed(self.optimisation.seed, self.batches, self.global_rank), self.device)
         if self.batches % self.optimisation.accumulate == 0:
             self.start_step()
-        first, second = batch.first, batch.second
+        inputs = {name: x for name, x in batch._asdict().items() if x is not None and name != "index"}
         if self.channels_last:
-            first, second = (x.contiguous(memory_format=torch.channels_last) for x in (first, second))
-        tensors = self._loss(first, second)
+            images = {name: x for name, x in inputs.items() if x.ndim == 4}
+            inputs |= {name: x.contiguous(memory_format=torch.channels_last) for name, x in images.items()}
+        self._inputs = tuple(inputs)
+        tensors = self._loss(*inputs.values())
         values = dict(zip(self._names, tensors, strict=True))
         self._second = values["second"]
         self.batches += 1
@@ -119,23 +125,24 @@ class TrainingModule(LightningModule):
         assert self._second is not None
         self.method.after_backward(self._second)
 
-    def _loss(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
+    def _loss(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """The parts of the comparison that there are: from the captured graph if there is one."""
         if not (self.capture and self.training):
-            return self._eager_loss(first, second)
+            return self._eager_loss(*inputs)
         if self._captured is None:
             try:
                 parts: list[nn.Module] = [*self.method.networks(), self.method.objective]  # it may have parameters
-                self._captured = capture_graph(self._eager_loss, parts, first, second)
+                self._captured = capture_graph(self._eager_loss, parts, *inputs)
             except RuntimeError as error:  # a network that reads values on the host can't be captured
                 self.capture = False
                 reason = str(error).strip().splitlines()[0]
                 warnings.warn(f"the step can't be captured as a CUDA graph, so it is slower: {reason}", stacklevel=2)
-                return self._eager_loss(first, second)
-        return self._captured(first, second)
+                return self._eager_loss(*inputs)
+        return self._captured(*inputs)
 
-    def _eager_loss(self, first: Tensor, second: Tensor) -> tuple[Tensor, ...]:
-        found = {name: x for name, x in self.method.loss(first, second)._asdict().items() if x is not None}
+    def _eager_loss(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        comparison = self.method.loss(**dict(zip(self._inputs, inputs, strict=True)))
+        found = {name: x for name, x in comparison._asdict().items() if x is not None}
         self._names = tuple(found)
         return tuple(found.values())
 

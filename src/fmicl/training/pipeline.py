@@ -17,9 +17,17 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 
 from fmicl.config import OptimisationOptions, Settings
-from fmicl.runs.folder import READ_ONLY_HINT, Run, check_new_run, create_run, find_run, remove_temporary_files
+from fmicl.runs.folder import (
+    READ_ONLY_HINT,
+    Run,
+    check_new_run,
+    create_run,
+    find_run,
+    keep_results,
+    remove_temporary_files,
+)
 from fmicl.runs.report import write_report
-from fmicl.runs.settings import read_fingerprint, read_settings, write_settings
+from fmicl.runs.settings import extend_settings, read_fingerprint, read_settings, write_settings
 from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger
 from fmicl.training.checkpoints import Checkpointer, RemainingBatches
 from fmicl.training.memory import check_memory, explain_out_of_memory
@@ -46,7 +54,8 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         out: folder for the run, which must not exist unless the run is resumed; None is ``runs/<recipe>-001`` or the
             next free number.
         resume: continue the run in ``out``, or the newest of this recipe, to the same end as if it had never been
-            interrupted. If nothing has been written yet, start.
+            interrupted. If nothing has been written yet, start. With more epochs than the run had, it goes on for
+            these, finished or not: from there on with the learning rates of a run of the new length.
 
     Returns:
         The run; None on all processes but the first, if several train together.
@@ -65,15 +74,21 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         main = processes.rank == 0
         if main and not resume:
             check_new_run(out)  # now, and not when the data has been read
-        check_batch(settings, processes.world_size)
         kind = task_class(settings.task.name)
+        old = find_run(settings.recipe, out) if resume else None
+        before = None if old is None or not old.settings.exists() else read_settings(old, settings.task.name)
+        if before is not None and settings.unresolved:  # as the run was started, whatever would be chosen now
+            settings = kind.resolve_as(settings, before)
+        settings = kind.resolve(settings, device, say if main else lambda _: None)
+        check_batch(settings, processes.world_size)
         kind.check(settings)
+        fresh = old is None or not old.checkpoint.exists()
         compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
-        context = Context(device, processes, say if main else lambda _: None, compiled)
+        context = Context(device, processes, say if main else lambda _: None, compiled, fresh)
         torch.manual_seed(settings.seed)  # the same weights on all processes, and in all runs with this seed
         task = kind(settings, context)
-        old = find_run(settings.recipe, out) if resume else None
-        if old is not None and old.finished:  # all processes see this, and none waits for another
+        longer = before is not None and settings.epochs > before.epochs
+        if old is not None and old.finished and not longer:  # all processes see this, and none waits for another
             check_same(old, settings, task)
             context.say(f"the run in {old.path} is finished already")
             return old if main else None
@@ -86,7 +101,9 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
             )  # fmt: skip
         run = None
         if main:
-            run = stack.enter_context(open_folder(settings, task, out, old))
+            if old is not None and before is not None and longer:
+                check_extension(old, before, task)
+            run = stack.enter_context(open_folder(settings, task, out, old, before if longer else None))
             say(start_line(run, old, resume))
             for line in (*task.start_lines(), *settings_warnings(settings, task.embedding_dim())):
                 say(line)
@@ -117,8 +134,17 @@ def settings_warnings(settings: Settings, dim: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def open_folder(settings: Settings, task: Task, out: Path | None, old: Run | None) -> Iterator[Run]:
+def open_folder(
+    settings: Settings, task: Task, out: Path | None, old: Run | None, shorter: Settings | None = None
+) -> Iterator[Run]:
     """The folder to continue in, or a new one, locked so that no other process trains in it.
+
+    Args:
+        settings: of this run.
+        task: what it is trained on.
+        out: the folder, if it is new; None for a numbered one.
+        old: the run to continue.
+        shorter: the settings that it had, if it now goes on for more epochs.
 
     Raises:
         ValueError: it is not a run to resume, or another process trains in it.
@@ -127,7 +153,7 @@ def open_folder(settings: Settings, task: Task, out: Path | None, old: Run | Non
         Stopped: Ctrl-C came before or after the training itself.
     """
     if old is not None and old.settings.exists():
-        check_same(old, settings, task)
+        check_same(old, settings if shorter is None else settings.replace(epochs=shorter.epochs), task)
     elif old is not None and any(path.name != LOCK_NAME for path in old.path.iterdir()):
         raise ValueError(f"{old.path} holds files but no settings.json: it is not a run to resume")
     if old is not None:
@@ -137,6 +163,8 @@ def open_folder(settings: Settings, task: Task, out: Path | None, old: Run | Non
     with lock_folder(run.path, taken):
         if run.settings.exists():
             remove_temporary_files(run)
+            if shorter is not None:
+                extend_run(run, settings, shorter, task)
         else:
             write_settings(run, settings, str(task.context.device), task.fingerprint())
         try:
@@ -164,6 +192,32 @@ def _quiet_threads(folder: Path) -> Iterator[None]:
         yield
     finally:
         threading.excepthook = before
+
+
+def check_extension(run: Run, before: Settings, task: Task) -> None:
+    """Refuse more epochs for a run that can't be continued after its last one.
+
+    Raises:
+        ValueError: it is finished and has no checkpoint any more, or its last step had fewer batches than the others.
+    """
+    if run.finished and not run.checkpoint.exists():
+        raise ValueError(f"{run.path} can't go on: its checkpoint {run.checkpoint} is gone. Start a new run")
+    if before.epochs * len(task.stream) % before.accumulate:
+        raise ValueError(
+            f"{run.path} can't go on: its last step had fewer batches than --accumulate {before.accumulate}. "
+            "Start a new run with more epochs"
+        )
+
+
+def extend_run(run: Run, settings: Settings, before: Settings, task: Task) -> None:
+    """Make a run, finished or not, one of more epochs; results and page that it has are kept under other names."""
+    kept = keep_results(run, before.epochs)
+    extend_settings(run, settings, str(task.context.device))
+    names = f" {' and '.join(path.name for path in kept)} are kept; its encoder is replaced at the end." if kept else ""
+    say(
+        f"going on to {settings.epochs} epochs, where there were {before.epochs}: from here on with the learning rates "
+        f"of a run of {settings.epochs}, so the end is not the same as of one that had them from the start.{names}"
+    )
 
 
 def check_same(run: Run, settings: Settings, task: Task) -> None:

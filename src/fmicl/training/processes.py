@@ -59,6 +59,8 @@ def check_batch(settings: Settings, world_size: int) -> None:
     Raises:
         ValueError: unequal or too small shares, or moco's queue doesn't hold a batch.
     """
+    if "batch_size" in settings.unresolved:  # of a sweep, before its runs see their data
+        return
     if settings.batch_size % world_size or settings.batch_size < 2 * world_size:
         raise ValueError(
             f"batch_size is {settings.batch_size} over {world_size} process(es): each needs the same share, of at "

@@ -7,7 +7,6 @@ __all__ = ["how_to_install", "missing_package"]
 _EXTRAS = {
     "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
     "text": "datasets sentence_transformers transformers",
-    "slurm": "submitit",
 }
 
 

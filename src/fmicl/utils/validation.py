@@ -10,10 +10,12 @@ __all__ = [
     "Negatives",
     "Pooling",
     "TokenPooling",
+    "require_at_least_zero",
     "require_negatives",
     "require_positive",
     "require_power",
     "require_shift",
+    "require_skew",
 ]
 
 Negatives = Literal["anchor", "both", "cross"]
@@ -25,6 +27,18 @@ def require_positive(name: str, value: float) -> None:
     """Refuse a value that isn't a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (math.isfinite(value) and value > 0):
         raise ValueError(f"{name} must be a positive number, got {name}={value!r}")
+
+
+def require_at_least_zero(name: str, value: float) -> None:
+    """Refuse a value that isn't a finite number of at least zero."""
+    if value != 0:
+        require_positive(name, value)
+
+
+def require_skew(skew: float) -> None:
+    """Refuse a skew that isn't a share of positives in a mixture with negatives."""
+    if isinstance(skew, bool) or not isinstance(skew, numbers.Real) or not 0 <= skew < 1:
+        raise ValueError(f"skew must lie in [0, 1), got skew={skew!r}")
 
 
 def require_power(power: float) -> None:

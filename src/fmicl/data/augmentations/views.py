@@ -10,7 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from fmicl.utils.options import check_fields, option, require_fraction
+from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction
 
 __all__ = [
     "CIFAR10_MEAN",
@@ -19,6 +19,7 @@ __all__ = [
     "IMAGENET_STD",
     "STL10_MEAN",
     "STL10_STD",
+    "LocalCropOptions",
     "SecondViewOptions",
     "Views",
     "view_pair",
@@ -119,6 +120,54 @@ class SecondViewOptions:
     def __post_init__(self) -> None:
         check_fields(self)
         require_fraction(self, "second_blur", "second_solarise")
+
+
+@dataclass(frozen=True)
+class LocalCropOptions:
+    """Multi-crop: further views of a sample, each a small crop at a low resolution (Caron et al., SwAV, 2020).
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    local_crops: int = option(
+        0, "Multi-crop: small crops of each sample beside its two views (0: none), each a pair with both of them."
+    )
+    local_size: int | None = option(None, "Side of a local crop in pixels (None: 3/7 of the views', 96 for 224).")
+    local_scale: tuple[float, float] = option(
+        (0.05, 0.14), "Range of a local crop's area, as a fraction of the image's; --crop-scale is that of the views."
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require_at_least_zero(self, "local_crops")
+        low, high = self.local_scale
+        if not 0 < low <= high <= 1:
+            raise ValueError(f"local_scale must be a range of positive numbers of at most 1, but it is {(low, high)}")
+        if self.local_size is not None and self.local_size < 2:
+            raise ValueError(f"local_size must be at least 2 pixels, but it is {self.local_size}")
+
+    def why_unused(self) -> dict[str, str]:
+        """Size and scale need a crop."""
+        return {} if self.local_crops else dict.fromkeys(("local_size", "local_scale"), "local_crops is 0")
+
+    def size(self, view_size: int) -> int:
+        """Side of a local crop beside views of this side; by default an even number.
+
+        Example:
+            >>> [LocalCropOptions().size(side) for side in (224, 96, 32, 8)]
+            [96, 42, 14, 4]
+        """
+        return max(2, 2 * round(view_size * 3 / 14)) if self.local_size is None else self.local_size
+
+    def views(self, views: Views) -> Views:
+        """Options of the local crops, which differ from those of the views in size and area.
+
+        Example:
+            >>> LocalCropOptions(local_crops=6).views(Views(size=224)).crop_scale
+            (0.05, 0.14)
+        """
+        return dataclasses.replace(views, size=self.size(views.size), crop_scale=self.local_scale)
 
 
 def view_pair(views: Views, second: SecondViewOptions) -> tuple[Views, Views]:

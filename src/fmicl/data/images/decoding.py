@@ -43,6 +43,8 @@ EXTENSIONS = frozenset(
 )  # fmt: skip
 _END_MARKS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}  # the last bytes of a complete file
 _ORIENTATION = 0x0112  # EXIF tag
+WORKER_SECONDS = 30
+"""How long a worker process outlives SIGTERM; SLURM kills a job half a minute after it."""
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -217,7 +219,7 @@ def load_batches(dataset: Dataset[Any], batches: list[list[int]], workers: int, 
         num_workers=min(workers, available_cpus()),
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else the loader draws from the global one
-        worker_init_fn=_ignore_interrupts,
+        worker_init_fn=_outlive_signals,
     )
     try:
         yield from loader
@@ -228,11 +230,16 @@ def load_batches(dataset: Dataset[Any], batches: list[list[int]], workers: int, 
     raise OSError(message)
 
 
-def _ignore_interrupts(_: int) -> None:
-    """Ignore Ctrl-C and hang-ups in a worker: the current batch needs it, and it ends with its parent."""
+def _outlive_signals(_: int) -> None:
+    """Ignore Ctrl-C and hang-ups in a worker, and outlive SIGTERM, which a scheduler sends to all processes of a job.
+
+    The current batch needs the worker until its parent has written a checkpoint; it ends with its parent.
+    """
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGTERM, lambda *_: signal.alarm(WORKER_SECONDS))  # SIGALRM then ends it
 
 
 def _read_rgb(path: Path | str) -> Image.Image:

@@ -23,4 +23,4 @@ def load_imagenet(request: LoadRequest) -> Splits:
                 f"no ImageNet in {request.root}: {root / name} is missing. Both train/ and val/ are needed, with a "
                 f"folder for each class; ImageNet itself is available from https://image-net.org only."
             )
-    return load_listing(class_folders(root / "train", root / "val", request), request)
+    return load_listing(class_folders(root / "train", root / "val", request.exclude), request)

@@ -18,7 +18,7 @@ from PIL import ImageOps
 from torch import Tensor
 
 from fmicl.data.images.decoding import check_images, map_in_threads, resize_centre, stored_side, to_tensor, try_decode
-from fmicl.data.images.registry import LoadRequest
+from fmicl.data.images.registry import Exclude, LoadRequest
 from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped, summarise_skipped
 from fmicl.data.images.search import image_paths, report_skipped
 from fmicl.data.images.splits import Splits, too_few_to_evaluate
@@ -55,7 +55,7 @@ class Listing:
     left_out: list[Skipped] = field(default_factory=list)
 
 
-def class_folders(train: Path, test: Path, request: LoadRequest) -> Listing:
+def class_folders(train: Path, test: Path, exclude: Exclude | None) -> Listing:
     """The listing of two folders, below one root, with a subfolder per class in each.
 
     Raises:
@@ -65,7 +65,7 @@ def class_folders(train: Path, test: Path, request: LoadRequest) -> Listing:
     left_out: list[Skipped] = []
     found: list[tuple[list[Path], list[str]]] = []
     for folder in (train, test):
-        paths = image_paths(folder, left_out, request.exclude)
+        paths = image_paths(folder, left_out, exclude)
         loose = next((p for p in paths if p.parent == folder), None)
         if loose is not None:
             raise ValueError(

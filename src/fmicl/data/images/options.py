@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fmicl.utils.options import check_fields, option, require_at_least_zero
+from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction
 
 __all__ = ["ImageDataOptions"]
 
@@ -37,6 +37,12 @@ class ImageDataOptions:
         "Hold out this fraction of the labelled training data and evaluate on it instead of the test split, to tune "
         "hyperparameters.",
     )
+    labels: bool = option(
+        False, "Train with the classes of the data: samples of one class are positives of each other."
+    )
+    label_noise: float = option(
+        0.0, "With --labels: train with this share of wrong labels, drawn by the seed. Evaluation has the true ones."
+    )
     workers: int = option(
         8, "Worker processes that decode images, for data that doesn't fit into memory.", role="machine"
     )
@@ -51,5 +57,6 @@ class ImageDataOptions:
         require_at_least_zero(self, "memory_gib", "workers")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must lie in [0, 1), but it is {self.validation}")
+        require_fraction(self, "label_noise")
         if self.multiplicity < 2:
             raise ValueError(f"multiplicity must be at least 2 views of each sample, but it is {self.multiplicity}")

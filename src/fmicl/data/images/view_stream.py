@@ -43,7 +43,9 @@ class ViewStream(Stream):
         rank: number of this process.
         world_size: number of processes.
         workers: processes that decode files; 0 decodes in this one. Arrays need none.
+        labels: (N,) of all samples, which batches then carry; None without labels.
         multiplicity: views of each sample in a batch; more than two have the same options.
+        local: options of local crops, and how many of each sample there are; None for none.
         compile: compile the augmentations, which pays on a GPU: small images by one kernel
             (`fmicl.data.augmentations.fused`), others by torch.compile.
         report: called with the files that an epoch was the first to find undecodable; None warns of them.
@@ -72,7 +74,9 @@ class ViewStream(Stream):
         rank: int = 0,
         world_size: int = 1,
         workers: int = 0,
+        labels: Tensor | None = None,
         multiplicity: int = 2,
+        local: tuple[Views, int] | None = None,
         compile: bool = False,
         report: Callable[[Sequence[Skipped]], None] | None = None,
     ) -> None:
@@ -84,15 +88,20 @@ class ViewStream(Stream):
         if multiplicity > 2 and views[0] != views[1]:
             raise ValueError(f"multiplicity {multiplicity} needs the same options for all views, but these differ")
         self.samples = samples.to(self.device)
+        if labels is not None and labels.shape != (len(samples),):
+            raise ValueError(f"{len(samples)} samples have as many labels, but there are {tuple(labels.shape)}")
+        self.labels = None if labels is None else labels.to(self.device)
         self.views, self.workers, self.multiplicity = views, workers, multiplicity
         self.undecodable: set[int] = set()
         self._report = report or _warn
         self._makers = [ViewMaker(options) for options in (*views, *views[:1] * (multiplicity - 2))]
+        self._local = None if local is None or not local[1] else (ViewMaker(local[0]), local[1])
         self._views: Callable[..., Tensor] = _array_views
         self._colours: Callable[..., Tensor] = _colour_views
         if compile:
             arrays = isinstance(self.samples, ArraySamples)
-            one_kernel = arrays and all(can_fuse_views(options, self.samples.images) for options in views)  # type: ignore[union-attr]
+            families = views if self._local is None else (*views, self._local[0].views)
+            one_kernel = arrays and all(can_fuse_views(options, self.samples.images) for options in families)  # type: ignore[union-attr]
             self._views = _kernel_views if one_kernel else torch.compile(_array_views)
             self._colours = torch.compile(_colour_views)
 
@@ -113,16 +122,23 @@ class ViewStream(Stream):
             if same_options:  # all views at once: fewer kernels
                 uniforms = first.uniforms(self.multiplicity * self.batch_size, generator, self.device)
                 made = self._views(first, images, index.repeat(self.multiplicity), uniforms)
-                yield Batch(made[: self.batch_size], made[self.batch_size :], index)
+                parts = [made[: self.batch_size], made[self.batch_size :]]
             else:
                 drawn = [first.uniforms(self.batch_size, generator, self.device) for _ in self._makers]
                 parts = [self._views(maker, images, index, u) for maker, u in zip(self._makers, drawn, strict=True)]
-                yield _batch_of(parts, index)
+            local = None
+            if self._local is not None:
+                crop, number = self._local
+                uniforms = crop.uniforms(number * self.batch_size, generator, self.device)
+                local = self._views(crop, images, index.repeat(number), uniforms)
+            yield self._batch_of(parts, index, local)
 
     def _file_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, FileSamples)
         order = self._order(epoch)
-        dataset = _FileViews(self.samples, [maker.views for maker in self._makers], self.seed, epoch)
+        crop, number = (self._makers[0], 0) if self._local is None else self._local
+        families = [*(maker.views for maker in self._makers), *[crop.views] * number]
+        dataset = _FileViews(self.samples, families, self.seed, epoch)
         loader = load_batches(dataset, order[start:].tolist(), self.workers, self.device)
         found: set[int] = set()
         for batch, (index, broken, *crops) in enumerate(loader, start):
@@ -131,16 +147,20 @@ class ViewStream(Stream):
                 self._report([why_undecodable(self.samples.paths[i]) for i in sorted(found - self.undecodable)])
                 self.undecodable |= found
             generator = seeded_generator(self.seed, epoch, batch, self.rank)
+            makers, crops = list(self._makers), [cropped.to(self.device, non_blocking=True) for cropped in crops]
+            if number:  # all local crops at once
+                makers, crops = [*makers, crop], [*crops[:-number], torch.cat(crops[-number:])]
             made = []
-            for maker, crop in zip(self._makers, crops, strict=True):
-                uniforms = maker.uniforms(self.batch_size, generator, self.device)
-                made.append(self._colours(maker, crop.to(self.device, non_blocking=True), uniforms))
-            yield _batch_of(made, index.to(self.device, non_blocking=True))
+            for maker, cropped in zip(makers, crops, strict=True):
+                uniforms = maker.uniforms(len(cropped), generator, self.device)
+                made.append(self._colours(maker, cropped, uniforms))
+            local = made.pop() if number else None
+            yield self._batch_of(made, index.to(self.device, non_blocking=True), local)
 
-
-def _batch_of(views: list[Tensor], index: Tensor) -> Batch:
-    first, *others = views
-    return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index)
+    def _batch_of(self, views: list[Tensor], index: Tensor, local: Tensor | None) -> Batch:
+        first, *others = views
+        labels = None if self.labels is None else self.labels[index]
+        return Batch(first, others[0] if len(others) == 1 else torch.cat(others), index, local, labels)
 
 
 def _array_views(maker: ViewMaker, images: Tensor, index: Tensor, uniforms: Tensor) -> Tensor:

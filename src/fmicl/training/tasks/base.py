@@ -25,12 +25,16 @@ __all__ = ["Context", "Task"]
 
 @dataclass(frozen=True)
 class Context:
-    """Where a run is trained: device, processes, and how to print a line (nothing on all processes but the first)."""
+    """Where a run is trained: device, processes, and how to print a line (nothing on all processes but the first).
+
+    A run that is not fresh continues from a checkpoint, which has its weights.
+    """
 
     device: torch.device
     processes: Processes
     say: Callable[[str], None]
     compiled: bool = False
+    fresh: bool = True
 
 
 class Task(ABC):
@@ -60,6 +64,20 @@ class Task(ABC):
 
     def __init__(self, settings: Settings, context: Context) -> None:
         self.settings, self.context = settings, context
+
+    @classmethod
+    def resolve(cls, settings: Settings, device: torch.device, say: Callable[[str], None]) -> Settings:  # noqa: ARG003
+        """The settings with the values that the data decides; ``say`` prints which, and why.
+
+        Raises:
+            ValueError, FileNotFoundError: there is no data to decide by.
+        """
+        return settings
+
+    @classmethod
+    def resolve_as(cls, settings: Settings, before: Settings) -> Settings:
+        """The settings with the values that the data decided when a run was started with others."""
+        return settings.replace(**{name: getattr(before, name) for name in settings.unresolved})
 
     @classmethod
     @abstractmethod

@@ -35,10 +35,12 @@ from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
 from fmicl.training.monitor import Monitor
-from fmicl.training.tasks.image_parts import load_splits
+from fmicl.training.tasks.image_parts import build_image_encoder, load_splits
 from fmicl.utils.device import pick_device
-from fmicl.utils.files import back_up_json, check_writable, write_atomically, write_json
+from fmicl.utils.files import back_up_json, check_writable, read_json, write_atomically, write_json
 
+RAW_SIZE = 32
+"""Side of the images whose raw pixels are a baseline, at most: a linear probe of more dimensions takes minutes."""
 PAIRS = 2048
 """Largest number of samples that the geometry of the embeddings is measured on."""
 FEW_CLASSES = 20
@@ -124,16 +126,14 @@ def evaluate_run(
         results["classes"] = len(splits.classes)
         if len(splits.classes) <= FEW_CLASSES:
             results["class_names"] = [printable(name) for name in splits.classes]
-        if settings.baselines:
-            results["raw_pixels"] = _baseline(nn.Flatten(), splits, settings, place)
-            torch.manual_seed(settings.seed)  # as in training, so this is what training started from
-            results["untrained"] = _baseline(EncoderConfig.read(run).build().to(place), splits, settings, place)
+        results |= _baselines(run, splits, settings, place, say)
     else:
         unused = [name for name in ("probe_views", "baselines") if getattr(settings, name)]
         if unused:
             say(f"warning: no effect without labels: {', '.join(unused)}")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
     results |= geometry
+    results["distances"] = {name: _quantiles(values) for name, values in distances.items()}
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
         left_out = summarise_skipped(broken)
@@ -178,11 +178,13 @@ def _features(
     settings: Settings,
     device: torch.device,
     broken: list[Skipped] | None = None,
+    *,
+    size: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Features and labels of the samples that can be decoded; the others are added to ``broken``."""
     batches = evaluation_batches(
         samples,
-        size=settings.size,
+        size=size or settings.size,
         mean=settings.mean,
         std=settings.std,
         batch_size=_batch_size(settings, device),
@@ -214,9 +216,9 @@ def _features_of_views(
     owners: list[Tensor] = []
 
     def batches() -> Iterator[tuple[Tensor, None]]:
-        for first, others, index in stream:
-            owners.append(index.repeat(number))
-            yield torch.cat([first, others])[: number * batch], None
+        for views in stream:
+            owners.append(views.index.repeat(number))
+            yield torch.cat([views.first, views.second])[: number * batch], None
 
     features, _ = extract_features(encoder, batches(), device)
     owner = torch.cat(owners)
@@ -246,11 +248,45 @@ def _accuracies(x: Tensor, labels: Tensor, y: Tensor, answers: Tensor, settings:
     return found if probe.top5 is None else {**found, "linear_top5": probe.top5}
 
 
-def _baseline(encoder: nn.Module, splits: Splits, settings: Settings, device: torch.device) -> dict[str, float]:
+def _baselines(
+    run: Run, splits: Splits, settings: Settings, device: torch.device, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """What the accuracies are compared with: the weights that training started from, raw pixels, and chance."""
+    found: dict[str, Any] = {}
+    if settings.weights is not None:
+        try:
+            found["start"] = _baseline(build_image_encoder(settings).to(device), splits, settings, device)
+        except (OSError, ValueError) as error:  # they were there when training started
+            before = read_json(run.results).get("start") if run.results.exists() else None
+            found |= {} if before is None else {"start": before}
+            say(f"warning: the start can't be evaluated {'again' if before else 'any more'}: {error}")
+    if settings.baselines:
+        found["raw_pixels"] = _baseline(nn.Flatten(), splits, settings, device, min(settings.size, RAW_SIZE))
+        if settings.weights is None:
+            torch.manual_seed(settings.seed)  # as in training, so this is what training started from
+            found["untrained"] = _baseline(EncoderConfig.read(run).build().to(device), splits, settings, device)
+        found["chance"] = _chance(splits)
+    return found
+
+
+def _chance(splits: Splits) -> dict[str, float]:
+    """Accuracy of the most frequent class of the training split as the answer to all."""
     assert splits.train is not None
     assert splits.test is not None
-    x, labels = _features(encoder, splits.train, settings, device)
-    y, answers = _features(encoder, splits.test, settings, device)
+    labels, answers = splits.train.labels, splits.test.labels
+    assert labels is not None
+    assert answers is not None
+    share = 100.0 * float((answers.cpu() == labels.cpu().mode().values).double().mean())
+    return {"knn": share, "linear": share}
+
+
+def _baseline(
+    encoder: nn.Module, splits: Splits, settings: Settings, device: torch.device, size: int | None = None
+) -> dict[str, float]:
+    assert splits.train is not None
+    assert splits.test is not None
+    x, labels = _features(encoder, splits.train, settings, device, size=size)
+    y, answers = _features(encoder, splits.test, settings, device, size=size)
     assert labels is not None
     assert answers is not None
     found = _accuracies(x, labels, y, answers, settings)
@@ -261,17 +297,48 @@ def _geometry(
     model: nn.Module, samples: Samples, settings: Settings, device: torch.device
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Alignment, uniformity and effective rank of the embeddings, and pair distances."""
-    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
-    families = view_pair(settings[Views], settings[SecondViewOptions])
-    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
-    found: tuple[list[Tensor], list[Tensor]] = ([], [])
-    for pair in islice(stream, PAIRS // batch):
-        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
-            embeddings.append(extract_features(model, [(views, None)], device)[0])
-    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    x, y = positive_pairs(model, samples, settings, device, PAIRS)
     geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=settings.seed)
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+
+
+def positive_pairs(
+    model: nn.Module, samples: Samples, settings: Settings, device: torch.device, number: int, epoch: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Unit embeddings of two random views of each of up to ``number`` samples, (N, d) each."""
+    batch = min(EVALUATION_BATCH, _batch_size(settings, device), len(samples))
+    families = view_pair(settings[Views], settings[SecondViewOptions])
+    stream = ViewStream(samples, families, batch, seed=settings.seed, device=device, workers=settings.workers)
+    stream.set_position(epoch=epoch, batch=0)
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for pair in islice(stream, max(1, number // batch)):
+        for views, embeddings in zip((pair.first, pair.second), found, strict=True):
+            embeddings.append(extract_features(model, [(views, None)], device)[0])
+    x, y = (nn.functional.normalize(torch.cat(embeddings), dim=1) for embeddings in found)
+    return x, y
+
+
+def untrained_distances(run: Path, *, device: str = "auto") -> list[float]:
+    """Percentiles of the distances of negative pairs before training: the run's networks with their initial weights.
+
+    Args:
+        run: the run folder; its data must be where it was.
+        device: where to compute.
+    """
+    folder = open_run(run)
+    settings, place = read_settings(folder, "images"), pick_device(device)
+    splits = load_splits(settings, lambda _: None)
+    torch.manual_seed(settings.seed)
+    encoder = EncoderConfig.read(folder).build()
+    model = nn.Sequential(encoder, load_projection(folder, trained=False)).eval().to(place)
+    _, distances = _geometry(model, splits.test or splits.train or splits.pretrain, settings, place)
+    return _quantiles(distances["negative"])
+
+
+def _quantiles(values: Tensor) -> list[float]:
+    """Percentiles 0 to 100: what a figure needs of sorted distances."""
+    return [round(x, 4) for x in values.double().quantile(torch.linspace(0, 1, 101, dtype=torch.float64)).tolist()]
 
 
 def _neighbours(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fmicl.config import Settings
+from fmicl.config import Settings, recipe
+from fmicl.config.image_defaults import ImageFacts, choose_defaults
 from fmicl.data import (
     Skipped,
     ViewStream,
@@ -18,13 +19,16 @@ from fmicl.data import (
     fingerprint,
     require_data_dir,
     summarise_skipped,
+    survey_folder,
+    training_labels,
 )
-from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
 from fmicl.methods.rotation import require_finite_at_zero
 from fmicl.models.vision import encoder_specific_options
 from fmicl.runs.export import EncoderConfig, export
-from fmicl.runs.folder import Run
+from fmicl.runs.folder import Run, exclude_runs
+from fmicl.runs.initial_weights import ENCODER_ARGUMENTS, check_weights, preprocessing_of
 from fmicl.runs.tables import print_results
 from fmicl.training.memory import BatchDescription
 from fmicl.training.monitor import Monitor
@@ -46,7 +50,7 @@ class ImageTask(Task):
     def __init__(self, settings: Settings, context: Context) -> None:
         super().__init__(settings, context)
         self.synchronise_batchnorm = settings.sync_batchnorm
-        self.encoder = build_image_encoder(settings)
+        self.encoder = build_image_encoder(settings, load=context.fresh)
         self.splits = load_splits(settings, context.say)
         self.stream = ViewStream(
             self.splits.pretrain,
@@ -57,12 +61,47 @@ class ImageTask(Task):
             rank=context.processes.rank,
             world_size=context.processes.world_size,
             workers=settings.workers,
+            labels=training_labels(self.splits, settings.label_noise, settings.seed) if settings.labels else None,
             multiplicity=settings.multiplicity,
+            local=(settings[LocalCropOptions].views(settings[Views]), settings.local_crops),
             compile=context.compiled,
             report=self._report_broken,
         )
         if settings.memory_gib and dataset_info(settings.dataset).is_folder:
             self.memory_hint = "; with --memory-gib 0 the images stay on the disk"
+
+    @classmethod
+    def resolve(cls, settings: Settings, device: torch.device, say: Callable[[str], None]) -> Settings:
+        """Defaults by number and size of a folder's images, and by the device."""
+        check_weights(settings)
+        unresolved = settings.unresolved
+        if not unresolved:
+            return settings
+        defaults, why = {}, "as the weights need it"
+        if dataset_info(settings.dataset).is_folder:
+            count, side = survey_folder(require_data_dir(settings.dataset, settings.data_dir), exclude_runs)
+            facts = ImageFacts(
+                count=round(count * (1 - settings.validation)), side=side, gpu=device.type != "cpu",
+                trained=settings.weights is not None,
+            )  # fmt: skip
+            defaults, why = choose_defaults(facts), str(facts)
+        encoder = defaults.get("encoder") if settings.encoder == "auto" else settings.encoder
+        defaults |= preprocessing_of(settings.weights, encoder)
+        missing = [f"--{name.replace('_', '-')}" for name in unresolved if name not in defaults]
+        if missing:
+            raise ValueError(f"auto is for folders of images: give {settings.dataset} values of {', '.join(missing)}")
+        # A run's encoder comes with its stem and the like.
+        own = set(ENCODER_ARGUMENTS) - set(settings.changes) if "encoder" in unresolved else set()
+        chosen = {name: value for name, value in defaults.items() if name in unresolved or name in own}
+        shown = {name: value for name, value in chosen.items() if settings.weights or name not in ("mean", "std")}
+        say(f"{why}: {' '.join(recipe(settings.recipe, **shown).arguments())}")
+        return settings.replace(**chosen)
+
+    @classmethod
+    def resolve_as(cls, settings: Settings, before: Settings) -> Settings:
+        """With the encoder's stem and the like, if they are not given."""
+        own = set(ENCODER_ARGUMENTS) - set(settings.changes) if "encoder" in settings.unresolved else set()
+        return super().resolve_as(settings, before).replace(**{name: getattr(before, name) for name in own})
 
     @classmethod
     def check(cls, settings: Settings, *, local: bool = True) -> None:
@@ -72,16 +111,21 @@ class ImageTask(Task):
             require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
         if dataset_info(settings.dataset).needs_folder:
             require_data_dir(settings.dataset, settings.data_dir, exists=local and not settings.download)
-        parts = ("encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size")
+        if settings.unresolved:  # of a sweep, before its runs see their data
+            return
+        parts = (
+            "encoder", "stem", "depth", "stable_vit", "size", "mean", "rotation_weight", "rotation_size",
+            "local_crops", "local_size", "method", "parts", "freeze",
+        )  # fmt: skip
         key = tuple(getattr(settings, name) for name in parts)
         if key in _CHECKED_ENCODERS:
             return
         try:
             with torch.device("meta"):
-                build_image_encoder(settings)
+                build_image_encoder(settings, load=False)
         except Exception:  # models raise whatever they like; whether it is for want of weights is seen with them
             with torch.random.fork_rng(devices=[]):
-                build_image_encoder(settings)
+                build_image_encoder(settings, load=False)
         _CHECKED_ENCODERS.add(key)
 
     def _report_broken(self, broken: Sequence[Skipped]) -> None:
@@ -101,7 +145,7 @@ class ImageTask(Task):
 
     def build_method(self) -> Method:
         """The method around the encoder, with rotation prediction if it is asked for."""
-        return build_image_method(self.settings, self.encoder)
+        return build_image_method(self.settings, self.encoder, len(self.splits.classes))
 
     def example_views(self, n: int) -> Tensor:
         """Random images."""
@@ -113,10 +157,13 @@ class ImageTask(Task):
         ways = ["--encoder or --size needs less as well"]
         if self.settings.multiplicity > 2:
             ways.append("so does a --multiplicity of 2")
+        if self.settings.local_crops:
+            ways.append("so do fewer --local-crops")
         if self.settings.rotation_weight:
             ways.append("so does a smaller --rotation-size")
         advice = f"a smaller {', '.join(ways)}"
-        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice)
+        crops = self.settings.local_crops, self.settings[LocalCropOptions].size(self.settings.size)
+        return BatchDescription(self.settings.batch_size, self.settings.multiplicity, advice, *crops)
 
     def embedding_dim(self) -> int:
         """The option `dim`."""

@@ -29,6 +29,7 @@ from fmicl.models.text import (
 from fmicl.runs.export import contiguous_state_dict
 from fmicl.runs.folder import Run
 from fmicl.runs.tables import print_sts
+from fmicl.training.callbacks import COLLAPSED_UNIFORMITY
 from fmicl.training.memory import BatchDescription
 from fmicl.training.monitor import Monitor
 from fmicl.training.tasks.base import Context, Task
@@ -83,7 +84,12 @@ class TextTask(Task):
 
     @classmethod
     def check(cls, settings: Settings, *, local: bool = True) -> None:
-        """Objective, packages, and whether text and model are named and there."""
+        """Method, objective, packages, and whether text and model are named and there."""
+        if settings.method_options.feature_maps:
+            raise ValueError(
+                f"method {settings.method} needs feature maps of images, which sentences don't have: take another "
+                "--method, such as cpc"
+            )
         settings.objective_options.build(settings.objective_context())
         for package in ("transformers", "sentence_transformers"):
             if find_spec(package) is None:  # what is imported at the end of a run must be there at its start
@@ -162,6 +168,13 @@ class TextTask(Task):
         if self.settings.sts is not None:
             self.context.say("trained; now the STS tasks")
             scores = evaluate_text(run.path, self.settings.sts, device=self.settings.device, bar=True)
+            uniformity = (scores or {}).get("uniformity")
+            if uniformity is not None and uniformity > COLLAPSED_UNIFORMITY:
+                context = self.settings.objective_context(self.embedding_dim())
+                self.context.say(
+                    f"warning: the sentence vectors have collapsed: on STS-B their uniformity is {uniformity:.3f}. "
+                    f"{self.settings.objective_options.collapse_advice(context)}"
+                )
         write_text_results(run, scores, chosen)
 
     @classmethod

@@ -1,0 +1,253 @@
+r"""Critics: trainable functions s(x, y) whose optimum is the log density ratio of joint and independent pairs.
+
+A critic maps rows x (N, D) and y (N, E) to N scores, and `all_pairs` maps x (N, D) and y (M, E) to (N, M). Separable
+critics compute all pairs by one matrix product, which is why they can use every negative of a batch. Every critic is an
+``nn.Module``; one of the user's needs only ``forward(x, y)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fmicl.information.gaussian import GaussianCopula
+from fmicl.utils.registry import Registry
+
+__all__ = [
+    "CRITICS",
+    "BilinearCritic",
+    "CopulaCritic",
+    "Critic",
+    "GaussianKernelCritic",
+    "JointCritic",
+    "SeparableCritic",
+    "list_critics",
+    "mlp",
+]
+
+
+def mlp(inputs: int, hidden: int, outputs: int, layers: int = 2) -> nn.Sequential:
+    """Layers of one width with SiLU between them.
+
+    Example:
+        >>> mlp(3, 8, 2)(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+    widths = [inputs, *[hidden] * layers]
+    parts: list[nn.Module] = []
+    for before, after in zip(widths[:-1], widths[1:], strict=True):
+        parts += [nn.Linear(before, after), nn.SiLU()]
+    return nn.Sequential(*parts, nn.Linear(widths[-1], outputs))
+
+
+class Encoder(nn.Module):
+    """A network of the columns and of their root mean square.
+
+    The length of a vector carries the dependence of elliptical distributions, such as Student's, and is hard to learn.
+
+    Example:
+        >>> Encoder(3, 8, 2)(torch.zeros(5, 3)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.network = mlp(inputs + 1, hidden, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings (N, outputs)."""
+        embedding: Tensor = self.network(torch.cat([x, x.square().mean(dim=1, keepdim=True).sqrt()], dim=1))
+        return embedding
+
+
+class Critic(nn.Module):
+    """A critic that may know a faster way to score all pairs, and a start from the training samples."""
+
+    dense = False
+    """Whether all pairs cost about as much as their embeddings, so that all of a batch serve as negatives."""
+
+    def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores (N, M) of every row of x with every row of y."""
+        n, m = len(x), len(y)
+        scores: Tensor = self(x.repeat_interleave(m, dim=0), y.repeat(n, *[1] * (y.dim() - 1)))
+        return scores.view(n, m)
+
+    def start(self, x: Tensor, y: Tensor) -> None:
+        """Set parameters that the training samples determine; called once, before training."""
+
+
+CRITICS: Registry[Callable[[int, int, int], Critic]] = Registry("critic")
+"""Functions of the numbers of columns of x and y, and of the width of hidden layers."""
+
+
+def list_critics(pattern: str = "*") -> list[str]:
+    """Names of the critics that match a shell-style pattern.
+
+    Example:
+        >>> list_critics("j*")
+        ['joint']
+    """
+    return CRITICS.names(pattern)
+
+
+@CRITICS.register("separable", summary="Inner product of two networks, g(x) . h(y): all pairs by one matrix product.")
+class SeparableCritic(Critic):
+    r"""s(x, y) = g(x) . h(y) / sqrt(E) + a(x) + b(y), with networks g, h of E outputs.
+
+    Example:
+        >>> critic = SeparableCritic(3, 2, 16)
+        >>> x, y = torch.randn(4, 3), torch.randn(4, 2)
+        >>> torch.allclose(critic(x, y), critic.all_pairs(x, y).diagonal(), atol=1e-5)
+        True
+    """
+
+    dense = True
+
+    def __init__(self, x_columns: int, y_columns: int, hidden: int = 128, embedding: int = 32) -> None:
+        super().__init__()
+        self.x_network = Encoder(x_columns, hidden, embedding + 1)
+        self.y_network = Encoder(y_columns, hidden, embedding + 1)
+        self.scale = embedding**-0.5
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        g, h = self.x_network(x), self.y_network(y)
+        return (g[:, :-1] * h[:, :-1]).sum(dim=1) * self.scale + g[:, -1] + h[:, -1]
+
+    def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of all pairs."""
+        g, h = self.x_network(x), self.y_network(y)
+        return g[:, :-1] @ h[:, :-1].T * self.scale + g[:, -1:] + h[:, -1]
+
+
+@CRITICS.register("bilinear", summary="x' W y + a'x + b'y + c: linear models, few samples.")
+class BilinearCritic(Critic):
+    """s(x, y) = x' W y + a'x + b'y + c; exact for the log ratio's cross terms of Gaussians.
+
+    Example:
+        >>> float(BilinearCritic(3, 2)(torch.ones(1, 3), torch.ones(1, 2)))
+        0.0
+    """
+
+    dense = True
+
+    def __init__(self, x_columns: int, y_columns: int, hidden: int = 0) -> None:  # noqa: ARG002 (has no hidden layer)
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(x_columns, y_columns))
+        self.x_weight, self.y_weight = nn.Parameter(torch.zeros(x_columns)), nn.Parameter(torch.zeros(y_columns))
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        return ((x @ self.weight) * y).sum(dim=1) + x @ self.x_weight + y @ self.y_weight + self.bias
+
+    def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of all pairs."""
+        return x @ self.weight @ y.T + (x @ self.x_weight).unsqueeze(1) + y @ self.y_weight + self.bias
+
+
+@CRITICS.register("gaussian", summary="The paper's similarity, log mu - gamma |g(x) - h(y)|^2 on the unit sphere.")
+class GaussianKernelCritic(Critic):
+    """s(x, y) = log mu - gamma |g(x) - h(y)|^2 of unit vectors, with trainable log mu and gamma > 0.
+
+    The assumption of the paper (Assumption 4) with networks g and h in place of an encoder.
+
+    Example:
+        >>> critic = GaussianKernelCritic(3, 2, 16)
+        >>> critic.all_pairs(torch.randn(4, 3), torch.randn(5, 2)).shape
+        torch.Size([4, 5])
+    """
+
+    dense = True
+
+    def __init__(self, x_columns: int, y_columns: int, hidden: int = 128, embedding: int = 32) -> None:
+        super().__init__()
+        self.x_network = Encoder(x_columns, hidden, embedding)
+        self.y_network = Encoder(y_columns, hidden, embedding)
+        self.log_mu = nn.Parameter(torch.tensor(1.0))
+        self.log_gamma = nn.Parameter(torch.tensor(0.0))
+
+    def _units(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return F.normalize(self.x_network(x), dim=1), F.normalize(self.y_network(y), dim=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        g, h = self._units(x, y)
+        return self.log_mu - self.log_gamma.exp() * (g - h).square().sum(dim=1)
+
+    def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of all pairs."""
+        g, h = self._units(x, y)
+        return self.log_mu - self.log_gamma.exp() * (2 - 2 * g @ h.T)
+
+
+@CRITICS.register("joint", summary="One network of both, s([x, y]): any interaction, a pass for each pair.")
+class JointCritic(Critic):
+    """s(x, y) by one network of the concatenated columns.
+
+    Example:
+        >>> JointCritic(3, 2, 16)(torch.randn(4, 3), torch.randn(4, 2)).shape
+        torch.Size([4])
+    """
+
+    def __init__(self, x_columns: int, y_columns: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.network = mlp(x_columns + y_columns, hidden, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        return self.network(torch.cat([x, y], dim=1)).squeeze(1)
+
+
+@CRITICS.register("copula", summary="Gaussian copula in closed form plus a separable network's correction.")
+class CopulaCritic(Critic):
+    """The log ratio of the Gaussian copula of the training samples, plus a correction that starts at 0.
+
+    The Gaussian part needs no training; a network has to learn only what is not Gaussian after the columns are mapped
+    to normal scores.
+
+    Example:
+        >>> critic = CopulaCritic(1, 1, 16)
+        >>> x = torch.randn(500, 1)
+        >>> critic.start(x, x + torch.randn(500, 1))
+        >>> critic.all_pairs(x[:3], x[:4]).shape
+        torch.Size([3, 4])
+    """
+
+    dense = True
+
+    def __init__(self, x_columns: int, y_columns: int, hidden: int = 128) -> None:
+        super().__init__()
+        self.correction = SeparableCritic(x_columns, y_columns, hidden)
+        for network in (self.correction.x_network, self.correction.y_network):
+            last = network.network[-1]
+            assert isinstance(last, nn.Linear)
+            with torch.no_grad():
+                last.weight.mul_(0.1)
+                last.bias.zero_()
+        self.copula: GaussianCopula | None = None
+
+    def start(self, x: Tensor, y: Tensor) -> None:
+        """Fit the copula."""
+        self.copula = GaussianCopula.fit(x, y)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        assert self.copula is not None, "start(x, y) comes before the first score"
+        return self.copula.log_ratio(x, y) + self.correction(x, y)
+
+    def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of all pairs."""
+        assert self.copula is not None, "start(x, y) comes before the first score"
+        return self.copula.all_pairs(x, y) + self.correction.all_pairs(x, y)
+
+
+def log_mean_exp(values: Tensor, dim: int | None = None) -> Tensor:
+    """log mean e^v over all entries, or over a dimension."""
+    if dim is None:
+        values, dim = values.flatten(), 0
+    return values.logsumexp(dim=dim) - math.log(values.shape[dim])

@@ -1,0 +1,431 @@
+r"""Estimation of f-mutual information from samples: cross-fitting, early stopping, bootstrap intervals.
+
+The samples are split into folds. For each fold a critic is trained on the other folds, less a part for early stopping,
+and evaluated on the fold itself, so that every sample enters the estimate once, by a critic that has not seen it.
+
+A critic of finitely many samples is below the optimum on new ones, and above it on those that it was trained on, by the
+same amount to first order (the two halves of the optimism of a likelihood). So the held-out estimate is one for a lower
+bound, and the mean of both (``corrected``) one for the information itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fmicl.divergences import Divergence, DivergenceName
+from fmicl.divergences import divergence as make_divergence
+from fmicl.information.critics import CRITICS, Critic, log_mean_exp
+from fmicl.information.estimators import Estimator, make_estimator, wrap_module
+from fmicl.information.preparation import Marginals, as_samples, prepare
+from fmicl.utils.device import pick_device
+from fmicl.utils.seeding import mix_seed
+
+__all__ = ["Estimate", "InformationEstimator", "Training", "estimate"]
+
+BLOCK = 2048
+"""Samples that are paired with each other in an evaluation: memory is the square of it."""
+SHIFTS = 64
+"""Independent pairs of each sample in an evaluation, for a critic that scores pairs one by one."""
+
+
+class Estimate(NamedTuple):
+    """An estimate of the information, with its interval; `float(estimate)` is its value.
+
+    Attributes:
+        value: the estimate.
+        low: lower end of the interval.
+        high: upper end of the interval.
+        held_out: the estimator's own value on samples that its critic has not seen.
+        in_sample: its value on the samples that the critic was trained on.
+    """
+
+    value: float
+    low: float
+    high: float
+    held_out: float
+    in_sample: float
+
+    def __float__(self) -> float:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a critic is trained.
+
+    Attributes:
+        hidden: width of the hidden layers.
+        batch_size: joint pairs in a step.
+        steps: steps at most.
+        check_every: steps between two evaluations on the samples for early stopping.
+        patience: evaluations without improvement after which training stops.
+        learning_rate: of Adam; its last half of the steps decays to 0.
+        weight_decay: of AdamW.
+        validation: share of the training samples for early stopping.
+        shifts: independent pairs of each joint one, for critics that score pairs one by one.
+    """
+
+    hidden: int = 64
+    batch_size: int = 512
+    steps: int = 800
+    check_every: int = 50
+    patience: int = 4
+    learning_rate: float = 5e-3
+    weight_decay: float = 1e-2
+    validation: float = 0.15
+    shifts: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("hidden", "batch_size", "steps", "check_every", "patience", "learning_rate", "shifts"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, but it is {getattr(self, name)}")
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation must lie between 0 and 1, but it is {self.validation}")
+
+
+class _Scores(NamedTuple):
+    """Scores of N joint pairs (N,), of k independent pairs each (N, k), and the shifts of y (k,); None: all others."""
+
+    joint: Tensor
+    independent: Tensor
+    shifts: Tensor | None
+
+
+class _Sums(NamedTuple):
+    """Of each sample, its share of the mean of joint terms and of independent terms, (N,) each, in float64."""
+
+    joint: Tensor
+    independent: Tensor
+
+
+class InformationEstimator:
+    """Estimator of f-mutual information with a trained critic: `fit`, then `estimate` and `interval`.
+
+    Args:
+        divergence: a name or a `Divergence`.
+        estimator: a name (`list_estimators()`) or an `Estimator`.
+        critic: a name (`list_critics()`), or a module of your own that maps rows (N, ...) of x and of y to N scores.
+        marginals: what is done to continuous columns first: "normal" (normal scores), "standard", or "none", which
+            leaves the samples' shape as it is, for a module of your own.
+        folds: parts that are held out in turn; 2 at least.
+        corrected: whether the estimate is the mean of held-out and in-sample values, see above, or the held-out value.
+        seed: seed of folds, weights and batches.
+        device: where to compute: cpu, cuda, mps, or auto.
+        progress: called with the share of work that is done, in (0, 1]; None for no display.
+        training: a `Training`; None for the defaults.
+        options: of the estimator.
+
+    Raises:
+        ValueError, TypeError: an unknown name, or options out of range.
+
+    Example:
+        >>> x = torch.randn(600, 1, generator=torch.Generator().manual_seed(0))
+        >>> y = x + torch.randn(600, 1, generator=torch.Generator().manual_seed(1))     # 0.3466 nats
+        >>> fitted = InformationEstimator(estimator="nwj", critic="copula", training=Training(steps=100)).fit(x, y)
+        >>> low, high = fitted.interval()
+        >>> low < 0.3466 < high
+        True
+    """
+
+    def __init__(
+        self,
+        divergence: DivergenceName | Divergence = "kl",
+        estimator: str | Estimator = "donsker_varadhan",
+        critic: str | nn.Module = "copula",
+        *,
+        marginals: Marginals = "normal",
+        folds: int = 3,
+        corrected: bool = True,
+        seed: int = 0,
+        device: str = "cpu",
+        progress: Callable[[float], None] | None = None,
+        training: Training | None = None,
+        **options: Any,
+    ) -> None:
+        self.divergence = make_divergence(divergence)
+        self.estimator = make_estimator(estimator, **options)
+        if isinstance(critic, str):
+            CRITICS[critic]  # an unknown name is an error now
+        elif not isinstance(critic, nn.Module):
+            raise TypeError(f"critic must be a name or a torch module, got a {type(critic).__name__}")
+        self.critic = critic
+        if marginals not in ("normal", "standard", "none"):
+            raise ValueError(f"marginals must be 'normal', 'standard' or 'none', got {marginals!r}")
+        if folds < 2:
+            raise ValueError(f"folds must be at least 2, got {folds}")
+        self.marginals: Marginals = marginals
+        self.folds, self.corrected, self.seed = folds, corrected, seed
+        self.device = pick_device(device)
+        self.progress = progress
+        self.training = training or Training()
+        self._held_out: _Sums | None = None
+        self._in_sample: _Sums | None = None
+
+    def fit(self, x: Any, y: Any) -> InformationEstimator:
+        """Train the critics on samples (N, ...) of x and y whose rows belong together.
+
+        Raises:
+            ValueError: shapes don't fit, values are not finite, a variable is constant, or there are too few samples.
+        """
+        samples = as_samples(x, "x"), as_samples(y, "y")
+        n = len(samples[0])
+        if len(samples[1]) != n:
+            raise ValueError(f"x and y must have as many rows as each other, got {n} and {len(samples[1])}")
+        if n < 8 * self.folds:
+            raise ValueError(f"{n} samples are too few for {self.folds} folds: {8 * self.folds} are the least")
+        columns = [
+            prepare(part, self.marginals, name).to(self.device) for part, name in zip(samples, ("x", "y"), strict=True)
+        ]
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, 0))
+        order = torch.randperm(n, generator=generator)
+        held_out, in_sample = [], []
+        for fold in range(self.folds):
+            inside = order[fold :: self.folds]
+            mask = torch.ones(n, dtype=torch.bool)
+            mask[inside] = False
+            outside = order[mask[order]]
+            critic, offset = self._train([part[outside] for part in columns], fold)
+            held_out.append(self._sums(critic, offset, [part[inside] for part in columns]))
+            in_sample.append(self._sums(critic, offset, [part[outside] for part in columns]))
+        self._held_out, self._in_sample = (
+            _Sums(*(torch.cat(parts) for parts in zip(*found, strict=True))) for found in (held_out, in_sample)
+        )
+        return self
+
+    def estimate(self) -> float:
+        """The estimate: the held-out value, or with ``corrected`` its mean with the in-sample value.
+
+        Raises:
+            RuntimeError: `fit` has not been called.
+        """
+        held_out, in_sample = self._values()
+        return (held_out + in_sample) / 2 if self.corrected else held_out
+
+    def interval(self, level: float = 0.95, resamples: int = 1000) -> tuple[float, float]:
+        """A bootstrap interval of the estimate.
+
+        Samples are drawn with replacement, with the critics as they are. With ``corrected``, the position of the truth
+        between the held-out and the in-sample value is taken as uniform, which widens the interval: a third of their
+        half difference's square is added to the variance.
+
+        Raises:
+            ValueError: the level is not in (0, 1).
+            RuntimeError: `fit` has not been called.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, got {level}")
+        held_out, in_sample = self._values()
+        assert self._held_out is not None
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, 1))
+        n = len(self._held_out.joint)
+        terms = torch.stack(list(self._held_out), dim=1)
+        drawn = []
+        for part in torch.full((resamples,), n).split(max(1, 2**22 // n)):
+            index = torch.randint(n, (len(part), n), generator=generator)
+            drawn.append(terms[index].mean(dim=1))
+        means = torch.cat(drawn)
+        values = self.estimator.combine(self.divergence, means[:, 0], means[:, 1])
+        tail = (1 - level) / 2
+        low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=values.dtype)).tolist()
+        if not self.corrected:
+            return low, high
+        centre = self.estimate()
+        spread = (
+            math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level))) * (in_sample - held_out) / math.sqrt(12)
+        )
+        return centre - math.hypot(held_out - low, spread), centre + math.hypot(high - held_out, spread)
+
+    def result(self, level: float = 0.95) -> Estimate:
+        """Estimate, interval, and the two values they come from."""
+        return Estimate(self.estimate(), *self.interval(level), *self._values())
+
+    # --- training ----------------------------------------------------------------------------------------------------
+
+    def _train(self, columns: list[Tensor], fold: int) -> tuple[Critic, float]:
+        """A critic trained on these samples, and log E_independent[e^score] on them."""
+        options = self.training
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, 2, fold))
+        x, y = columns
+        n = len(x)
+        split = max(4, round(options.validation * n))
+        validation, train = (slice(0, split), slice(split, n))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(mix_seed(self.seed, 3, fold))
+            critic = self._build(x, y).to(self.device)
+        critic.start(x[train], y[train])
+        objective, check = self.estimator.objective(self.divergence), self.estimator.objective(self.divergence)
+        parameters = [parameter for parameter in critic.parameters() if parameter.requires_grad]
+        if parameters:
+            self._optimise(
+                critic, objective, check, (x[train], y[train]), (x[validation], y[validation]), generator, fold
+            )
+        critic.eval()
+        with torch.no_grad():
+            offsets = [log_mean_exp(scores.independent.double()) for scores in self._scores(critic, x, y)]
+        return critic, float(log_mean_exp(torch.stack(offsets)))
+
+    def _build(self, x: Tensor, y: Tensor) -> Critic:
+        hidden = self.training.hidden
+        if isinstance(self.critic, str):
+            critic = CRITICS[self.critic].value(x.flatten(1).shape[1], y.flatten(1).shape[1], hidden)
+        else:
+            critic = wrap_module(copy.deepcopy(self.critic))
+        return self.estimator.wrap(critic, x.flatten(1).shape[1], hidden)
+
+    def _optimise(
+        self,
+        critic: Critic,
+        objective: Callable[[Tensor, Tensor], Tensor],
+        check: Callable[[Tensor, Tensor], Tensor],
+        train: tuple[Tensor, Tensor],
+        validation: tuple[Tensor, Tensor],
+        generator: torch.Generator,
+        fold: int,
+    ) -> None:
+        options = self.training
+        n = len(train[0])
+        batch = min(options.batch_size, n)
+        optimiser = torch.optim.AdamW(critic.parameters(), options.learning_rate, weight_decay=options.weight_decay)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser, lambda step: min(1.0, 2 * (1 - step / options.steps)) if options.steps > 1 else 1.0
+        )
+        best, best_state, since = self._loss(critic, check, validation), copy.deepcopy(critic.state_dict()), 0
+        for step, index in zip(range(1, options.steps + 1), _batches(n, batch, generator), strict=False):
+            critic.train()
+            index = index.to(self.device)
+            scores = _pair_scores(critic, train[0][index], train[1][index], options.shifts, generator)
+            loss = objective(scores.joint, scores.independent)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(critic.parameters(), 5.0)
+            optimiser.step()
+            schedule.step()
+            if step % options.check_every == 0 or step == options.steps:
+                found = self._loss(critic, check, validation)
+                if found < best:
+                    best, best_state, since = found, copy.deepcopy(critic.state_dict()), 0
+                else:
+                    since += 1
+                if self.progress is not None:
+                    self.progress((fold + step / options.steps) / self.folds)
+                if since >= options.patience:
+                    break
+        critic.load_state_dict(best_state)
+        if self.progress is not None:
+            self.progress((fold + 1) / self.folds)
+
+    def _loss(
+        self, critic: Critic, objective: Callable[[Tensor, Tensor], Tensor], part: tuple[Tensor, Tensor]
+    ) -> float:
+        critic.eval()
+        with torch.no_grad():
+            losses = [objective(scores.joint, scores.independent) for scores in self._scores(critic, *part)]
+            loss = float(torch.stack(losses).mean())
+        return loss if math.isfinite(loss) else math.inf
+
+    # --- evaluation --------------------------------------------------------------------------------------------------
+
+    def _scores(self, critic: Critic, x: Tensor, y: Tensor) -> Iterator[_Scores]:
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, 4))
+        for block in range(blocks := max(1, math.ceil(len(x) / BLOCK))):
+            part = slice(block * len(x) // blocks, (block + 1) * len(x) // blocks)
+            yield _pair_scores(critic, x[part], y[part], SHIFTS, generator)
+
+    def _sums(self, critic: Critic, offset: float, columns: list[Tensor]) -> _Sums:
+        """Each sample's share of the two means of terms.
+
+        The mean of g(x_i, y_j) over independent pairs is linearised (Hájek projection): sample i has the mean over its
+        row, plus that over its column, less the mean over all.
+        """
+        found = []
+        with torch.no_grad():
+            for scores in self._scores(critic, *columns):
+                r = self.estimator.log_ratio(scores.joint.double(), scores.independent.double(), offset)
+                joint, independent = self.estimator.terms(self.divergence, *r)
+                shares = torch.zeros_like(joint) if independent is None else _shares(independent, scores.shifts)
+                found.append(_Sums(joint.cpu(), shares.cpu()))
+        return _Sums(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def _values(self) -> tuple[float, float]:
+        if self._held_out is None or self._in_sample is None:
+            raise RuntimeError("fit(x, y) comes first")
+        held_out, in_sample = (
+            float(self.estimator.combine(self.divergence, sums.joint.mean(), sums.independent.mean()))
+            for sums in (self._held_out, self._in_sample)
+        )
+        return held_out, in_sample
+
+
+def _batches(n: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Endless batches of indices, without repetition within an epoch."""
+    while True:
+        order = torch.randperm(n, generator=generator)
+        yield from order[: n - n % batch].split(batch)
+
+
+def _pair_scores(critic: Critic, x: Tensor, y: Tensor, shifts: int, generator: torch.Generator) -> _Scores:
+    """Scores of joint pairs, and of all others (dense critics) or of a few shifts of y, never a joint pair."""
+    n = len(x)
+    if critic.dense:
+        scores = critic.all_pairs(x, y)
+        # without the diagonal: after the first entry, it is the last of each n + 1
+        return _Scores(scores.diagonal(), scores.flatten()[1:].view(n - 1, n + 1)[:, :-1].reshape(n, n - 1), None)
+    k = min(shifts, n - 1)
+    by = (torch.randperm(n - 1, generator=generator)[:k] + 1).to(x.device)
+    own = torch.arange(n, device=x.device)
+    rows = torch.cat([own, ((own + by.unsqueeze(1)) % n).flatten()])
+    scores = critic(x.repeat(k + 1, *[1] * (x.dim() - 1)), y[rows])
+    return _Scores(scores[:n], scores[n:].view(k, n).T, by)
+
+
+def _shares(independent: Tensor, shifts: Tensor | None) -> Tensor:
+    """Row mean plus column mean less the mean, of terms (N, k) of independent pairs as `_pair_scores` lays them out."""
+    n, k = independent.shape
+    if shifts is None:
+        square = independent.new_zeros(n * n)
+        square[1:].view(n - 1, n + 1)[:, :-1] = independent.reshape(n - 1, n)
+        by_column = square.view(n, n).sum(dim=0) / k
+    else:  # y of row j came to row j - shift
+        rows = (torch.arange(n, device=independent.device).unsqueeze(1) - shifts) % n
+        by_column = independent.gather(0, rows).mean(dim=1)
+    return independent.mean(dim=1) + by_column - independent.mean()
+
+
+def estimate(
+    x: Any,
+    y: Any,
+    divergence: DivergenceName | Divergence = "kl",
+    estimator: str | Estimator = "donsker_varadhan",
+    critic: str | nn.Module = "copula",
+    *,
+    level: float = 0.95,
+    **options: Any,
+) -> Estimate:
+    """Estimate the f-mutual information of samples x and y, (N, ...) each, with a bootstrap interval.
+
+    Args:
+        x: array or tensor; integers and truth values are categories, floats are continuous.
+        y: as x, with as many rows.
+        divergence: a name or a `Divergence`, such as one of your own f.
+        estimator: a name (`list_estimators()`) or an `Estimator`.
+        critic: a name (`list_critics()`) or a module.
+        level: of the interval.
+        options: of :class:`InformationEstimator` and of the estimator.
+
+    Raises:
+        ValueError, TypeError: as :class:`InformationEstimator`.
+
+    Example:
+        >>> x = torch.tensor([0, 1] * 200)
+        >>> found = estimate(x, x, critic="bilinear", estimator="infonce", training=Training(steps=200))  # one bit
+        >>> round(found.value, 2)
+        0.69
+    """
+    return InformationEstimator(divergence, estimator, critic, **options).fit(x, y).result(level)

@@ -1,0 +1,76 @@
+"""Barlow Twins: redundancy reduction (Zbontar et al., 2021)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fmicl.losses import functional
+from fmicl.losses.registry import ObjectiveContext, register_objective
+from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions
+from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.validation import require_positive
+
+__all__ = ["BarlowTwinsLoss", "BarlowTwinsOptions"]
+
+
+class BarlowTwinsLoss(BatchStatisticsLoss):
+    """Barlow Twins: the cross-correlation of the views should be the identity. See `functional.barlow_twins_loss`.
+
+    It takes embeddings as they are, not of unit length, and works best with wide ones (2048 and more). It has no
+    negatives.
+
+    Related: `VICRegLoss` has covariances within each view. No identity ties it to f-MICL: it compares coordinates, not
+    samples. `functional.barlow_twins_loss` has what the two have in common.
+
+    Args:
+        weight: weight of the off-diagonal terms (their lambda).
+        gather: take statistics over all processes, or with False over this one alone.
+
+    Example:
+        >>> import torch, fmicl
+        >>> fmicl.BarlowTwinsLoss(weight=0.005)(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
+    """
+
+    def __init__(self, weight: float = 0.005, *, gather: bool = True) -> None:
+        super().__init__(gather)
+        require_positive("weight", weight)
+        self.weight = weight
+
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss of two views x, y: (N, d); explicit negatives are refused."""
+        self.refuse_negatives(negatives)
+        return functional.barlow_twins_loss(x, y, weight=self.weight, gather=self.gather)
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"weight={self.weight:g}"
+
+
+@register_objective("barlow_twins", summary="Barlow Twins: cross-correlation of the views (Zbontar et al., 2021).")
+@dataclass(frozen=True)
+class BarlowTwinsOptions(BatchStatisticsOptions):
+    """Options of Barlow Twins."""
+
+    redundancy_weight: float = option(0.005, "Weight of the off-diagonal terms of the cross-correlation.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        require_positive_fields(self, "redundancy_weight")
+
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss module.
+
+        Raises:
+            ValueError: the method has a queue.
+        """
+        self.refuse_queue("barlow_twins", context)
+        return BarlowTwinsLoss(self.redundancy_weight)
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """What may help a run whose embeddings have collapsed."""
+        del context
+        return "Lower --learning-rate, or change --redundancy-weight."

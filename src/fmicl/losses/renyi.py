@@ -1,0 +1,89 @@
+"""RenyiCL: the skew Renyi divergence (Lee and Shin, 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from fmicl.losses import functional
+from fmicl.losses.base import ContrastiveLoss
+from fmicl.losses.pairing import ComputeOptions
+from fmicl.losses.registry import ObjectiveContext, TemperatureOptions, register_objective
+from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.validation import Negatives, require_positive, require_skew
+
+__all__ = ["RenyiLoss", "RenyiOptions"]
+
+
+class RenyiLoss(ContrastiveLoss):
+    """RenyiCL: minus a bound of the skew Renyi divergence. See `functional.renyi_loss`.
+
+    Related: order 1 without skew is `FMICLLoss("kl", alpha=1, shift="optimal")`, and another order g an increasing
+    function of f-MICL with Tsallis of order g and its best mu.
+
+    Args:
+        order: order of the divergence (their gamma); 1 is KL.
+        skew: share of positives that is mixed with the negatives (their alpha), in [0, 1).
+        temperature: of the inner product.
+        negatives: "cross" (theirs), "both" or "anchor"; pass explicit ones to the call.
+        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+
+    Example:
+        >>> import torch, fmicl
+        >>> fmicl.RenyiLoss(order=2.0, skew=1e-3)(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self,
+        order: float = 2.0,
+        skew: float = 1 / 65536,
+        temperature: Scalar = 0.5,
+        negatives: Negatives = "cross",
+        **options: Unpack[ComputeOptions],
+    ) -> None:
+        super().__init__(negatives, **options)
+        require_positive("order", order)
+        require_skew(skew)
+        require_positive_scalar("temperature", temperature)
+        self.order = order
+        self.skew = skew
+        self.temperature = temperature
+
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
+        return functional.renyi_loss(
+            x, y, order=self.order, skew=self.skew, temperature=self.temperature, **self.common(negatives)
+        )
+
+    def settings(self) -> str:
+        """The settings of this loss, for `repr`."""
+        return f"order={self.order:g}, skew={self.skew:g}, temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
+
+
+@register_objective("renyi", summary="RenyiCL: skew Renyi divergence (Lee and Shin, 2022).")
+@dataclass(frozen=True)
+class RenyiOptions(TemperatureOptions):
+    """Options of RenyiCL."""
+
+    renyi_order: float = option(2.0, "Order of the Renyi divergence; 1 is KL.")
+    renyi_skew: float = option(1 / 65536, "Share of positives that is mixed with the negatives, in [0, 1).")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        require_positive_fields(self, "renyi_order")
+        if not 0 <= self.renyi_skew < 1:
+            raise ValueError(f"renyi_skew must lie in [0, 1), but it is {self.renyi_skew}")
+
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss module."""
+        return RenyiLoss(self.renyi_order, self.renyi_skew, self.temperature, **self.common(context))
+
+    def default_negatives(self, context: ObjectiveContext) -> Negatives:
+        """The other second views, as in its paper."""
+        del context
+        return "cross"

@@ -1,0 +1,92 @@
+"""VICReg: variance, invariance and covariance regularisation (Bardes, Ponce and LeCun, 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from fmicl.losses import functional
+from fmicl.losses.registry import ObjectiveContext, register_objective
+from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions
+from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.validation import require_positive
+
+__all__ = ["VICRegLoss", "VICRegOptions"]
+
+
+class VICRegLoss(BatchStatisticsLoss):
+    """VICReg: near views, coordinates of unit variance that are uncorrelated. See `functional.vicreg_loss`.
+
+    It takes embeddings as they are, not of unit length, and works best with wide ones: the projection head is its
+    expander (8192 in its paper, 2048 in solo-learn on CIFAR-10). It has no negatives.
+
+    Related: `BarlowTwinsLoss` has the correlation between the views. No identity ties it to f-MICL; its covariance term
+    is that of the spectral loss in another form (`functional.vicreg_loss`).
+
+    Args:
+        variance: weight of the variance term.
+        invariance: weight of the distance of the views.
+        covariance: weight of the covariance term.
+        gather: take statistics over all processes, or with False over this one alone.
+
+    Example:
+        >>> import torch, fmicl
+        >>> fmicl.VICRegLoss(25, 25, 1)(torch.randn(8, 16), torch.randn(8, 16)).shape
+        torch.Size([])
+    """
+
+    def __init__(
+        self, variance: float = 25.0, invariance: float = 25.0, covariance: float = 1.0, *, gather: bool = True
+    ) -> None:
+        super().__init__(gather)
+        for name, value in (("variance", variance), ("invariance", invariance), ("covariance", covariance)):
+            require_positive(name, value)
+        self.variance = variance
+        self.invariance = invariance
+        self.covariance = covariance
+
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss of two views x, y: (N, d); explicit negatives are refused."""
+        self.refuse_negatives(negatives)
+        return functional.vicreg_loss(
+            x,
+            y,
+            variance=self.variance,
+            invariance=self.invariance,
+            covariance=self.covariance,
+            gather=self.gather,
+        )
+
+    def extra_repr(self) -> str:
+        """The settings."""
+        return f"variance={self.variance:g}, invariance={self.invariance:g}, covariance={self.covariance:g}"
+
+
+@register_objective("vicreg", summary="VICReg: variance, invariance and covariance (Bardes et al., 2022).")
+@dataclass(frozen=True)
+class VICRegOptions(BatchStatisticsOptions):
+    """Options of VICReg."""
+
+    variance_weight: float = option(25.0, "Weight of the variance term.")
+    invariance_weight: float = option(25.0, "Weight of the mean squared distance of the views.")
+    covariance_weight: float = option(1.0, "Weight of the covariance term.")
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        require_positive_fields(self, "variance_weight", "invariance_weight", "covariance_weight")
+
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss module.
+
+        Raises:
+            ValueError: the method has a queue.
+        """
+        self.refuse_queue("vicreg", context)
+        return VICRegLoss(self.variance_weight, self.invariance_weight, self.covariance_weight)
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """What may help a run whose embeddings have collapsed."""
+        del context
+        return "Raise --variance-weight, or lower --learning-rate."

@@ -1,0 +1,68 @@
+"""Finished runs: those of a sweep's folder, and those archived as JSON files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from fmicl.config import Settings
+from fmicl.reproduce.experiment import Outcome, archive_hash
+from fmicl.sweep.state import SweepRecord
+
+__all__ = ["read_archive", "read_sweep"]
+
+
+def read_archive(folder: Path) -> dict[str, Outcome]:
+    """The archived runs below a folder (see results/README.md), by `archive_hash`; other JSON files are skipped.
+
+    Runs whose settings this version doesn't accept are skipped too: they can't be part of a table.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        ValueError: a file is damaged.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder} with archived runs")
+    found: dict[str, Outcome] = {}
+    for file in sorted(folder.rglob("*.json")):
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{file} is damaged: {error}") from error
+        if not isinstance(told, dict) or not {"recipe", "task", "settings", "results"} <= told.keys():
+            continue
+        try:
+            settings = Settings.from_json(told["recipe"], told["settings"], told["task"])
+        except ValueError:
+            continue
+        found[archive_hash(settings)] = Outcome(settings, told["results"] or {}, told.get("metrics", ()), file)
+    return found
+
+
+def read_sweep(folder: Path, recipe: str) -> tuple[dict[str, Outcome], dict[str, str]]:
+    """The finished runs of a sweep by `archive_hash`, and why others failed."""
+    record = SweepRecord.read(folder, recipe)
+    finished, failed = {}, {}
+    for run in record.runs.values():
+        key = archive_hash(run.settings)
+        if run.state == "finished":
+            finished[key] = Outcome(run.settings, run.results, _metrics(run.run.metrics), run.run.path)
+        elif run.state == "failed":
+            failed[key] = run.error or "failed"
+    return finished, failed
+
+
+def _metrics(path: Path) -> Sequence[dict[str, float | None]]:
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
+    except OSError:
+        return ()
+
+
+def _number(text: str | None) -> float | None:
+    value = float(text) if text else math.nan
+    return value if math.isfinite(value) else None

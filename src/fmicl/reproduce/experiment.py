@@ -1,0 +1,278 @@
+"""Experiments of the paper: which runs each needs, and the table or figure that is made of them.
+
+An experiment is a class with two methods. :meth:`Experiment.plan` lists the runs, each under a key such as
+("js", "cosine"); :meth:`Experiment.present` makes tables and plots of those that have finished. Everything else
+(training, resuming, archives, Markdown, HTML) is common to all: see `fmicl.reproduce.pipeline`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+from fmicl.config import Settings, recipe
+from fmicl.utils.options import options_of
+from fmicl.utils.registry import Registry
+
+__all__ = [
+    "EXPERIMENTS", "Experiment", "Key", "Line", "Measured", "Outcome", "Outcomes", "Panel", "Planned", "Plot", "Result",
+    "Scale", "Table", "archive_hash", "register_experiment",
+]  # fmt: skip
+
+Key = tuple[str, ...]
+SMALL_EPOCHS = 10
+"""Epochs of digits at the small scale."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large an experiment is.
+
+    Args:
+        small: digits for images and a tiny BERT for text, in minutes on two cores; else the paper's data and lengths.
+        seeds: a run of each setting for each of these.
+        epochs: lengths of the runs, in place of the experiment's own.
+        places: options of each recipe that say where its data is: {"cifar10": {"data_dir": ...}}.
+        common: options of every run, such as the device.
+    """
+
+    small: bool = False
+    seeds: tuple[int, ...] = (0,)
+    epochs: tuple[int, ...] = ()
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    common: Mapping[str, Any] = field(default_factory=dict)
+
+    def lengths(self, *paper: int) -> tuple[int, ...]:
+        """Epochs of the runs: those asked for, or at full scale those of the paper.
+
+        Example:
+            >>> Scale().lengths(800), Scale(epochs=(200,)).lengths(800), Scale(small=True).lengths(200, 800)
+            ((800,), (200,), (10,))
+        """
+        return self.epochs or ((SMALL_EPOCHS,) if self.small else paper)
+
+    def images(self, name: str, epochs: int, **changes: Any) -> list[Settings]:
+        """One setting for each seed: of this recipe, or of digits at the small scale."""
+        name = "digits" if self.small else name
+        monitor = {"monitor_every": 0} if self.small else {}
+        return self._settings(name, epochs=epochs, **monitor, **changes)
+
+    def text(self, **changes: Any) -> list[Settings]:
+        """One setting of the recipe wikipedia for each seed."""
+        return self._settings("wikipedia", **changes)
+
+    def _settings(self, name: str, **changes: Any) -> list[Settings]:
+        options = {**self.places.get(name, {}), **self.common, **changes}
+        return [recipe(name, seed=seed, **options) for seed in self.seeds]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of an experiment: its settings, and the key of the table's cell or the figure's curve it belongs to."""
+
+    key: Key
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run, in a run folder or in an archive.
+
+    Attributes:
+        settings: its options.
+        results: the contents of results.json.
+        metrics: the rows of metrics.csv, with None for blank cells.
+        source: the run folder or the archived file.
+    """
+
+    settings: Settings
+    results: Mapping[str, Any]
+    metrics: Sequence[Mapping[str, float | None]]
+    source: Path
+
+    def score(self, name: str) -> float | None:
+        """A number of its results.
+
+        An average over STS tasks counts only if it is over all of them, with the official number of pairs.
+        """
+        incomplete = self.results.get("incomplete", ())
+        if name in incomplete or (name == "avg" and incomplete):
+            return None
+        value = self.results.get(name, self.results.get("sts", {}).get(name))
+        return float(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of a table, measured once for each seed.
+
+    Example:
+        >>> str(Measured((84.0, 86.0), ())), str(Measured((), (), "failed")), str(Measured((), ()))
+        ('85.00 ± 1.41', 'failed', '')
+    """
+
+    values: tuple[float, ...]
+    sources: tuple[Path, ...]
+    missing: str = ""
+
+    def __str__(self) -> str:
+        if not self.values:
+            return self.missing
+        mean = f"{statistics.fmean(self.values):.2f}"
+        return mean if len(self.values) == 1 else f"{mean} ± {statistics.stdev(self.values):.2f}"
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """The finished runs of an experiment by key, and the reasons why others failed."""
+
+    runs: Mapping[Key, Sequence[Outcome]]
+    failed: Mapping[Key, str] = field(default_factory=dict)
+
+    def __getitem__(self, key: Key) -> Sequence[Outcome]:
+        return self.runs.get(key, ())
+
+    def __bool__(self) -> bool:
+        return any(self.runs.values()) or bool(self.failed)
+
+    def measured(self, key: Key, name: str) -> Measured:
+        """A score over the seeds of a key: blank without a run, "failed" if the run failed."""
+        known = [(outcome.score(name), outcome.source) for outcome in self[key]]
+        known = [(value, source) for value, source in known if value is not None]
+        missing = "failed" if key in self.failed else ""
+        return Measured(tuple(float(v or 0.0) for v, _ in known), tuple(source for _, source in known), missing)
+
+
+Entry = str | float | Measured | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a heading for each column, and rows of words and numbers; None is blank."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[Entry, ...], ...]
+
+    def texts(self) -> list[list[str]]:
+        """The rows as text, numbers with two decimals."""
+        return [[_text(entry) for entry in row] for row in self.rows]
+
+    def markdown(self) -> str:
+        """The table in Markdown, the first column to the left.
+
+        Example:
+            >>> print(Table("accuracy", ("", "KL"), (("paper", 90.61), ("ours", None))).markdown())
+            **accuracy**
+            <BLANKLINE>
+            | | KL |
+            |---|---:|
+            | paper | 90.61 |
+            | ours | |
+        """
+        rows = [self.head, *self.texts()]
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        lines.insert(1, "|---" + "|---:" * (len(self.head) - 1) + "|")
+        return f"**{self.title}**\n\n" + "\n".join(" ".join(line.split()) for line in lines)
+
+
+def _text(entry: Entry) -> str:
+    if entry is None:
+        return ""
+    return f"{entry:.2f}" if isinstance(entry, float) else str(entry)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve of a plot: its points, and whether it is drawn dashed (for a reference), or as points only."""
+
+    label: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    style: str = "-"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure: panels side by side, and a caption."""
+
+    name: str
+    caption: str
+    panels: tuple[Panel, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment shows: tables, plots, and sentences that follow from the numbers."""
+
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    findings: tuple[str, ...] = ()
+
+
+class Experiment:
+    """A table or figure of the paper; a subclass for each, registered by :func:`register_experiment`.
+
+    Attributes:
+        paper: where it is in the paper.
+        archived_epochs: lengths of archived runs that the page of results shows.
+    """
+
+    paper: ClassVar[str] = ""
+    archived_epochs: ClassVar[tuple[int, ...]] = (200,)
+
+    def plan(self, scale: Scale) -> list[Planned]:  # noqa: ARG002 (subclasses use it)
+        """The runs; none for experiments that are computed without training."""
+        return []
+
+    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:
+        """Tables and plots of the runs that have finished.
+
+        Args:
+            outcomes: the runs.
+            scale: as in :meth:`plan`.
+            folder: where the experiment may keep what is expensive to compute; None: recompute nothing, use runs alone.
+        """
+        raise NotImplementedError
+
+
+EXPERIMENTS: Registry[type[Experiment]] = Registry("experiment")
+
+T = TypeVar("T", bound=type[Experiment])
+
+
+def register_experiment(name: str, *, summary: str) -> Callable[[T], T]:
+    """Class decorator that registers an experiment under the name that `fmicl reproduce` takes."""
+    return EXPERIMENTS.register(name, summary=summary)  # type: ignore[return-value]
+
+
+def planned(key: Iterable[object], settings: Iterable[Settings]) -> list[Planned]:
+    """Runs of one key, one for each seed."""
+    return [Planned(tuple(map(str, key)), each) for each in settings]
+
+
+def archive_hash(settings: Settings) -> str:
+    """The hash of a run wherever its data lies, by which archived runs are found.
+
+    Example:
+        >>> archive_hash(recipe("cifar10", data_dir="data")) == recipe("cifar10").hash
+        True
+    """
+    places = {name for name, option in settings.schema.options.items() if option.role == "location"}
+    defaults = {option.name: option.default for group in settings.schema.groups for option in options_of(group.options)}
+    return settings.replace(**{name: defaults[name] for name in places}).hash

@@ -1,0 +1,71 @@
+"""Table 5: methods of representation learning by f-divergence and similarity, each row a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fmicl.reproduce.experiment import (
+    Entry,
+    Experiment,
+    Outcomes,
+    Planned,
+    Result,
+    Scale,
+    Table,
+    planned,
+    register_experiment,
+)
+
+__all__ = ["Relations"]
+
+
+class Relation(NamedTuple):
+    """A row of the paper's table, and the options by which we run it."""
+
+    objective: str
+    divergence: str
+    similarity: str
+    options: dict[str, Any]
+
+
+ROWS = {
+    "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc"}),
+    "RPC": Relation("RPC", "Pearson", "cosine", {"objective": "rpc"}),
+    "MINE": Relation(
+        "Donsker-Varadhan", "KL", "neural net (ours: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}
+    ),
+    "DIM": Relation("JSD", "JS", "neural net", {"method": "dim", "divergence": "js"}),
+    "MI bounds": Relation("NWJ", "KL", "separable (ours: f-Gaussian)", {"divergence": "kl", "alpha": 1.0}),
+    "SimCLR": Relation("InfoNCE", "KL", "cosine", {"objective": "infonce"}),
+    "MoCo": Relation("InfoNCE", "KL", "cosine", {"method": "moco", "objective": "infonce"}),
+    "AU": Relation("alignment and uniformity", "KL", "Gaussian", {"objective": "align_uniform"}),
+    "f-MICL": Relation("f-MI", "any (here: JS)", "f-Gaussian", {"divergence": "js"}),
+}
+
+
+@register_experiment("relations", summary="Methods by f-divergence and similarity, each row a run.")
+class Relations(Experiment):
+    """Contrastive and predictive methods that maximise an f-mutual information."""
+
+    paper = "the table of methods that apply f-divergences"
+
+    def plan(self, scale: Scale) -> list[Planned]:
+        """200 epochs each."""
+        (epochs, *_) = scale.lengths(200)
+        return [
+            run
+            for name, row in ROWS.items()
+            for run in planned((name,), scale.images("cifar10", epochs, **row.options))
+        ]
+
+    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+        """The paper's columns, and the accuracies of our runs."""
+        (epochs, *_) = scale.lengths(200)
+        rows: list[tuple[Entry, ...]] = [
+            (name, *row[:3], outcomes.measured((name,), "knn"), outcomes.measured((name,), "linear"))
+            for name, row in ROWS.items()
+        ]
+        head = ("method", "objective", "f-divergence", "similarity", "k-NN", "linear")
+        data = "digits" if scale.small else "CIFAR-10"
+        return Result((Table(f"methods by f-divergence; accuracy on {data} after {epochs} epochs", head, tuple(rows)),))

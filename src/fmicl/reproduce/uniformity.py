@@ -1,0 +1,80 @@
+"""Figure 5, left and middle: sorted pair distances within a batch, by divergence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fmicl.reproduce.curves import DIVERGENCES
+from fmicl.reproduce.experiment import (
+    Entry,
+    Experiment,
+    Line,
+    Outcomes,
+    Panel,
+    Planned,
+    Plot,
+    Result,
+    Scale,
+    Table,
+    planned,
+    register_experiment,
+)
+from fmicl.training.tasks.image_evaluation import untrained_distances
+
+__all__ = ["Uniformity"]
+
+COLUMNS = {**DIVERGENCES, "reverse KL": {"divergence": "reverse_kl"}, "Neyman": {"divergence": "neyman"}}
+GEOMETRY = ("alignment", "uniformity", "effective_rank")
+RANDOM = "random initialisation"
+
+
+@register_experiment("uniformity", summary="Sorted pair distances: untrained, each divergence, reverse KL, Neyman.")
+class Uniformity(Experiment):
+    """Distances of pairs of normalised embeddings."""
+
+    paper = "the left and middle panels of the figure on uniformity and batch size"
+
+    def plan(self, scale: Scale) -> list[Planned]:
+        """200 epochs each."""
+        (epochs, *_) = scale.lengths(200)
+        return [
+            run
+            for name, options in COLUMNS.items()
+            for run in planned((name,), scale.images("cifar10", epochs, **options))
+        ]
+
+    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+        """Quantiles of the distances of the first seed, and where the embeddings ended.
+
+        Distances at random initialisation need the data, so they are drawn only where a run folder is at hand.
+        """
+        negative: list[Line] = []
+        positive: list[Line] = []
+        rows: list[tuple[Entry, ...]] = []
+        for name in COLUMNS:
+            key = (name,)
+            rows.append((name, *(outcomes.measured(key, score) for score in GEOMETRY)))
+            found = next((o.results["distances"] for o in outcomes[key] if "distances" in o.results), None)
+            if found is None:
+                continue
+            negative.append(_line(name, found["negative"]))
+            positive.append(_line(name, found["positive"]))
+        head = ("divergence", "alignment", "uniformity", "effective rank")
+        tables = (Table("Geometry of the embeddings of held-out samples", head, tuple(rows)),)
+        if not negative:
+            return Result(tables)
+        trained = next((o.source for name in COLUMNS for o in outcomes[(name,)] if o.source.is_dir()), None)
+        if trained is not None:
+            negative.append(_line(RANDOM, untrained_distances(trained), "--"))
+        panels = (
+            Panel("two samples (negative pairs)", "share of pairs, percent", "distance", tuple(negative)),
+            Panel("two views of a sample (positive pairs)", "share of pairs, percent", "distance", tuple(positive)),
+        )
+        caption = "Sorted distances of pairs of normalised embeddings."
+        return Result(tables, (Plot("uniformity", caption, panels),))
+
+
+def _line(label: str, quantiles: list[float], style: str = "-") -> Line:
+    return Line(label, tuple(np.linspace(0, 100, len(quantiles)).tolist()), tuple(quantiles), style)

@@ -163,7 +163,7 @@ def record_path(record: Mapping[str, Any]) -> Path:
         >>> settings = recipe("cifar10", method="moco", epochs=200, alpha=7.4)
         >>> about = {"recipe": "cifar10", "task": "images", "seed": 0, "hash": settings.hash}
         >>> record_path({**about, "settings": settings.to_json()}).as_posix()
-        'cifar10/moco-kl-200e-alpha=7.4-s0-a3b6b255.json'
+        'cifar10/moco-kl-200e-alpha=7.4-s0-2c82d798.json'
     """
     settings = record["settings"]
     parts = [] if settings["method"] == "simclr" else [settings["method"]]

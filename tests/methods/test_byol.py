@@ -57,7 +57,7 @@ def test_momentum_schedule_is_lightlys() -> None:
 def test_heads_have_two_layers_each_and_predictions_no_normalisation() -> None:
     method = build()
     for head in (method.projection, method.predictor):
-        assert [type(layer).__name__ for layer in head] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+        assert [type(layer).__name__ for layer in head.children()] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
 
 
 def test_other_objectives_of_pairs_can_take_its_place() -> None:

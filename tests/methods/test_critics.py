@@ -42,7 +42,7 @@ def plain_loss(name: str | None, x: Tensor, y: Tensor, present: Tensor) -> float
             f = fmicl.divergence(name)
             rewards.append(float(f.score(torch.tensor(critic[i]))))
             costs += [float(f.penalty(torch.tensor(critic[j]))) for j in others]
-    return (sum(costs) / len(costs) if costs else 0.0) - sum(rewards) / len(rewards)
+    return float((sum(costs) / len(costs) if costs else 0.0) - sum(rewards) / len(rewards))
 
 
 @pytest.mark.parametrize("name", [None, "js", "kl", "pearson"])
@@ -134,7 +134,8 @@ def test_runs_of_tokens_that_are_padding_are_left_out() -> None:
         def forward(self, ids: Tensor) -> Tensor:
             assert bool((ids >= 0).any(dim=1).all())  # a mean over no tokens is not a number
             mask = (ids >= 0).unsqueeze(2)
-            return (self.table(ids.clamp_min(0)) * mask).sum(1) / mask.sum(1)
+            vectors: Tensor = (self.table(ids.clamp_min(0)) * mask).sum(1) / mask.sum(1)
+            return vectors
 
     torch.manual_seed(0)
     method = CPC(Bag(), dim=4, projection=nn.Identity(), parts=3, steps=2)
@@ -166,7 +167,7 @@ def test_dim_pairs_each_place_with_the_other_views_vector(name: str | None) -> N
     everyone = torch.ones(5, 16, dtype=torch.bool)
     maps, vector = {}, {}
     for key, view in (("a", first), ("b", second)):
-        map_ = method.encoder.body(view)
+        map_ = method.encoder.forward_features(view)  # type: ignore[operator]
         maps[key] = torch.stack([method.local_head(map_[:, :, i, j]) for i in range(4) for j in range(4)], dim=1)
         vector[key] = method.embed(view).unsqueeze(1)
     near = [plain_loss(name, maps[a], vector[b].expand(-1, 16, -1), everyone) for a, b in ("ab", "ba")]

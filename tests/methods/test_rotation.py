@@ -39,8 +39,12 @@ def rotated(name: str, objective: nn.Module | None = None, divergence: str = "kl
     if name == "moco":
         options.setdefault("queue", 16)
     encoder = SmallConv(1, 4)
-    objective = objective or fmicl.FMICLLoss("kl")
-    method = METHODS[name].value.method(encoder, objective, dim=8, hidden=16, **options)
+    if name == "dim":
+        options.setdefault("local_width", 16)
+    if name in ("simclr", "moco", "mocov3"):  # others have a loss of their own
+        objective = objective or fmicl.FMICLLoss("kl")
+    kind: Any = METHODS[name].value.method
+    method: Method = kind(encoder, objective, dim=8, hidden=16, **options)
     method.rotation = Rotation(encoder.num_features, divergence, weight=0.4, size=4, hidden=16)
     return method
 

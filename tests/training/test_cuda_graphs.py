@@ -10,7 +10,7 @@ from torch import nn
 
 from fmicl.config import OptimisationOptions, Settings, recipe
 from fmicl.data import ArraySamples, ViewStream
-from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
+from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.methods import Method
 from fmicl.models.fast import capture_graph
 from fmicl.training.module import TrainingModule
@@ -35,9 +35,11 @@ def build(settings: Settings, device: torch.device, objective: nn.Module | None 
 
 def stream_of(settings: Settings, images: torch.Tensor, device: torch.device, *, compile: bool = False) -> ViewStream:
     families = view_pair(settings[Views], settings[SecondViewOptions])
+    local = settings[LocalCropOptions].views(settings[Views]), settings.local_crops
     return ViewStream(
-        ArraySamples(images), families, 64, seed=0, device=device, multiplicity=settings.multiplicity, compile=compile
-    )
+        ArraySamples(images), families, 64, seed=0, device=device, multiplicity=settings.multiplicity, local=local,
+        compile=compile,
+    )  # fmt: skip
 
 
 def trained(changes: dict[str, Any], *, faster: bool, half: bool = False) -> tuple[list[float], Method]:
@@ -81,6 +83,14 @@ every_kind = pytest.mark.parametrize(
         {"method": "moco", "symmetric": True},
         {"method": "moco", "key_statistics": "batch", "symmetric": True},
         {"method": "mocov3"},
+        {"method": "byol"},
+        {"method": "byol", "optimizer": "lars"},
+        {"method": "swav", "prototypes": 50},
+        {"method": "swav", "prototypes": 50, "sinkhorn_queue": 128, "sinkhorn_queue_start": 0.0, "local_crops": 2},
+        {"method": "cpc", "objective": "infonce"},
+        {"method": "dim", "divergence": "js"},
+        {"local_crops": 2},
+        {"method": "moco", "symmetric": True, "local_crops": 2},
         {"rotation_weight": 0.4},
         {"method": "moco", "symmetric": True, "rotation_weight": 0.4, "divergence": "pearson"},
     ],

@@ -134,6 +134,8 @@ CUTS = [
     ("moco", 7, 1, 2),  # with gradients half accumulated
     ("symmetric moco", 7, 3, 1),
     ("simclr of 3 views", 7, 3, 1),
+    ("swav with a queue and local crops", 7, 3, 2),
+    ("moco with local crops", 7, 3, 1),
     ("simclr", 9, 2, 3),  # where accumulation goes across the end of an epoch
     ("simclr", 15, 1, 1),  # after the last batch, before the export
 ]
@@ -146,7 +148,11 @@ def test_cut_anywhere(
     kind: dict[str, Any] = {
         "symmetric moco": {"method": "moco", "symmetric": True},
         "simclr of 3 views": {"method": "simclr", "multiplicity": 3},
-    }.get(method, {"method": method})
+        "swav with a queue and local crops": {
+            "method": "swav", "prototypes": 20, "sinkhorn_queue": 512, "local_crops": 2, "freeze_prototypes": 0.5,
+        },
+        "moco with local crops": {"method": "moco", "local_crops": 2},
+    }.get(method, {"method": method})  # fmt: skip
     settings = digits(
         **kind, epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
         learning_rate=1e-3,

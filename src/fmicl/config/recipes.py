@@ -34,6 +34,7 @@ register_recipe(
     dataset="cifar10", encoder="resnet18", stem="small", dim=512,
     batch_size=512, learning_rate=0.1, alpha=40.0, epochs=800, weight_decay=5e-4, k=200,
     size=32, mean=CIFAR10_MEAN, std=CIFAR10_STD,
+    symmetric=True, queue=32768,  # of MoCo, see docs/systems.md; --no-symmetric --queue 4096 is the paper's form
 )
 register_recipe(
     "stl10",

@@ -196,7 +196,7 @@ class Schema:
 
         Example:
             >>> schema_of("images").owner_titles("encoder_momentum")
-            'method moco, mocov3'
+            'method byol, moco, mocov3'
         """
         titles = [group.title for group in self.owners[name]]
         first, *others = titles
@@ -374,8 +374,8 @@ class Settings:
         """Options that differ from the recipe and have no effect, with the reason.
 
         Example:
-            >>> recipe("digits", temperature=0.1, queue=512).unused()
-            {'temperature': 'it is an option of objective infonce', 'queue': 'it is an option of method moco'}
+            >>> recipe("digits", siglip_bias=-5.0, queue=512).unused()
+            {'siglip_bias': 'it is an option of objective siglip', 'queue': 'it is an option of method moco'}
         """
         used, reasons = self.used(), self._reasons()
         return {

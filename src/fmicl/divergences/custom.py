@@ -342,9 +342,20 @@ def _at_supremum(f: Callable[[Tensor], Tensor]) -> float:
 
 
 def _supremum(f: Callable[[Tensor], Tensor]) -> float:
-    """f'(inf), inf if f' keeps growing."""
-    for log_u in (200.0, 100.0, 50.0, 25.0):
-        near, far = _slope(f, torch.tensor([log_u / 2, log_u], dtype=torch.float64).exp()).tolist()
-        if math.isfinite(near) and math.isfinite(far):
-            return far if abs(far - near) <= 1e-6 * (1 + abs(far)) else math.inf
+    """f'(inf), inf if f' keeps growing.
+
+    An f' that approaches its limit as a power of u, such as (1 - u^-0.001) / 0.001, is still far from it at the largest
+    u. Its increments over equal steps of log u fall by a constant factor, and their geometric series gives the rest.
+    """
+    for log_u in (640.0, 320.0, 160.0, 80.0, 40.0, 20.0):
+        places = torch.arange(1, 6, dtype=torch.float64) * (log_u / 5)
+        slopes = _slope(f, places.exp())
+        if not bool(slopes.isfinite().all()):
+            continue
+        last, increments = float(slopes[-1]), slopes.diff()
+        if abs(float(increments[-1])) <= 1e-9 * (1 + abs(last)):
+            return last
+        *others, factor = (increments[1:] / increments[:-1]).tolist()
+        geometric = all(abs(other - factor) <= 1e-2 * (1 - factor) for other in others)
+        return last + float(increments[-1]) * factor / (1 - factor) if geometric and 0 < factor < 1 - 1e-6 else math.inf
     return math.inf

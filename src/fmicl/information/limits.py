@@ -32,7 +32,7 @@ FEW_SAMPLES = 100
 
 
 def largest_information(divergence: DivergenceName | Divergence) -> float:
-    r"""The supremum of the f-mutual information, f(0) + f'(inf): infinite for KL, 2 log 2 for JS (as f is written here).
+    r"""The supremum of the f-mutual information, f(0) + f'(inf): infinite for KL, 2 log 2 for JS as f is written here.
 
     Example:
         >>> round(largest_information("js"), 4), largest_information("squared_hellinger"), largest_information("kl")

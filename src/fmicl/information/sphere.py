@@ -223,7 +223,8 @@ def log_ratio_bins(joint: Tensor, independent: Tensor, bins: int = 40) -> RatioB
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
-        >>> found = log_ratio_bins(CosineLaw(8, 1.0).sample(20000, generator), CosineLaw(8, 0.0).sample(20000, generator))
+        >>> joint, independent = (CosineLaw(8, gamma).sample(20000, generator) for gamma in (1.0, 0.0))
+        >>> found = log_ratio_bins(joint, independent)
         >>> fit = linear_fit(found.cosines, found.log_ratios, 1 / found.errors.square())
         >>> round(fit.slope)                         # 2 gamma
         2

@@ -60,6 +60,8 @@ def lower(function: PairFunction) -> Lowered | None:
     if type(function) is Square:
         return Lowered("square", function.offset, function.scale, slope=function.scale)
     if type(function) is Critic:
+        if function.direct and function.divergence.supremum < math.inf:
+            return None  # f* itself, without the activation
         return _lower(function.divergence, function.offset, function.scale, function.free)
     return None
 

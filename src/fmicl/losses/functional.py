@@ -143,7 +143,7 @@ def fmicl_loss(
         alpha: weight of the negative term.
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised".
-        similarity: "gaussian", "cosine", or a `Similarity`, which has its own gamma and mu.
+        similarity: "gaussian", "cosine", "cosine_identity", or a `Similarity`, which has its own gamma and mu.
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
         shift: "optimal" maximises the bound over T - v as well (Donsker-Varadhan). For KL that takes no further pass
             over the pairs, for the others several, to find v. None leaves v = 0.
@@ -318,7 +318,7 @@ def align_uniform_loss(
     if power == 2:
         distance = pairs.squared_distances()
     else:
-        distance = torch.linalg.vector_norm(pairs.x.to(pairs.dtype) - pairs.y.to(pairs.dtype), dim=-1).pow(power)
+        distance = pairs.lengths().pow(power)
     return pairs.mean_of_rows(distance) + weight * (pairs.log_mean_exp(2 * gamma) - 2 * gamma)
 
 

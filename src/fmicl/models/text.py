@@ -72,7 +72,7 @@ class SentenceEncoderOptions:
         "Tokens of a sentence in evaluation and in the exported model (None: as many as the model takes, as in "
         "SimCSE's evaluation).",
     )
-    hidden: int = option(2048, "Width of mocov3's predictor.")
+    hidden: int = option(2048, "Width of the predictor of mocov3 and byol.")
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -166,6 +166,23 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
         cli.main(["train", "digits"])
 
 
+@pytest.mark.parametrize("module", ["fmicl.cli.main", "fmicl.cli.train", "torch"])
+def test_ctrl_c_while_python_imports_is_one_line(module: str) -> None:
+    script = f"""
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+import fmicl.__main__
+sys.argv = ["fmicl", "train", "digits"]
+sys.exit(fmicl.__main__.main())
+"""
+    done = python("-c", f"import sys{script}")
+    assert (done.returncode, done.stderr) == (130, "fmicl: stopped\n")
+
+
 def test_dir_lists_public_names_alone() -> None:
     import fmicl.divergences  # noqa: F401 (sets attributes of the package)
 

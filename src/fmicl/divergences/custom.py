@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -53,6 +55,24 @@ class Generated(Divergence):
         """The call that makes it, with the function's name instead of its address."""
         function = getattr(self.generator, "__qualname__", None) or type(self.generator).__name__
         return f"Divergence.from_generator({function}, name={self.name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle, which finds functions by name.
+
+        Raises:
+            pickle.PicklingError: f is a lambda or was defined within a function.
+        """
+        try:
+            pickle.dumps(self.generator)
+        except Exception as error:
+            raise pickle.PicklingError(
+                f"{self!r} can't be pickled, since pickle can't find its f by name: define f by def at the top level "
+                "of a module"
+            ) from error
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Generated:
+        return replace(self, generator=copy.deepcopy(self.generator, memo))
 
     @classmethod
     def checked(cls, f: Callable[[Tensor], Tensor], name: str) -> Generated:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.base import as_real
 
@@ -22,7 +22,7 @@ __all__ = ["label_information", "variational_bound"]
 
 
 def variational_bound(
-    divergence: str | Divergence,
+    divergence: DivergenceName | Divergence,
     joint_scores: Tensor,
     independent_scores: Tensor,
     *,
@@ -73,7 +73,7 @@ def variational_bound(
     )
 
 
-def label_information(divergence: str | Divergence, logits: Tensor, labels: Tensor) -> Tensor:
+def label_information(divergence: DivergenceName | Divergence, logits: Tensor, labels: Tensor) -> Tensor:
     r"""A classifier's lower bound of the f-mutual information between its input and a label.
 
     .. math:: I_f(X; Y) \ge \frac1N \sum_i s(r_{i y_i}) - \frac1{NK} \sum_{ik} p(r_{ik}), \qquad

@@ -18,7 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fmicl.divergences import KL, Divergence, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis
+from fmicl.divergences import (
+    KL,
+    Divergence,
+    DivergenceName,
+    Jeffrey,
+    Neyman,
+    Pearson,
+    ReverseKL,
+    SquaredHellinger,
+    Tsallis,
+)
 from fmicl.divergences import divergence as make_divergence
 
 __all__ = ["GaussianCopula", "correlations_for", "gaussian_information"]
@@ -87,7 +97,7 @@ class GaussianCopula:
         a, b = (x - self.x_mean) @ self.x_map, (y - self.y_mean) @ self.y_map
         return self._constant() + self._own(a).unsqueeze(1) + self._own(b) + (a * self._cross()) @ b.T
 
-    def information(self, divergence: str | Divergence = "kl") -> float:
+    def information(self, divergence: DivergenceName | Divergence = "kl") -> float:
         """The model's own f-mutual information, by :func:`gaussian_information`."""
         return gaussian_information(self.correlations.double().tolist(), divergence)
 
@@ -133,7 +143,7 @@ def correlations_for(information: float, dimensions: int) -> list[float]:
     return [math.sqrt(-math.expm1(-2 * information / dimensions))] * dimensions
 
 
-def gaussian_information(correlations: Sequence[float], divergence: str | Divergence = "kl") -> float:
+def gaussian_information(correlations: Sequence[float], divergence: DivergenceName | Divergence = "kl") -> float:
     r"""Exact f-mutual information of Gaussians with these canonical correlations.
 
     Under the joint distribution the log ratio is :math:`r = I + \sum_k \rho_k (\chi_k - \chi'_k) / 2` with independent

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fmicl
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.kernels import world_of
 from fmicl.losses.functional import fmicl_terms_of_pairs
 from fmicl.losses.pairing import Block, Pairs
@@ -133,7 +133,7 @@ class FMICLLoss(nn.Module):
     def __init__(
         self,
         model: SentenceTransformer,
-        divergence: str | Divergence = "kl",
+        divergence: DivergenceName | Divergence = "kl",
         alpha: float = 409600.0,
         gamma: float | None = None,
         mu: float | Literal["normalised"] = 1.0,

@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
@@ -80,7 +80,7 @@ class FMICLLoss(LabelledLoss):
 
     def __init__(
         self,
-        divergence: str | Divergence,
+        divergence: DivergenceName | Divergence,
         alpha: Scalar = 40.0,
         gamma: Scalar = 1.0,
         mu: Scalar | Literal["normalised"] = 1.0,

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fmicl.divergences import JS, Divergence
+from fmicl.divergences import JS, Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
@@ -113,7 +113,7 @@ def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 def fmicl_loss(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     alpha: Scalar = 40.0,
     gamma: Scalar = 1.0,
@@ -187,7 +187,7 @@ def fmicl_loss(
 def fmicl_terms(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     alpha: Scalar = 40.0,
     gamma: Scalar = 1.0,
@@ -451,7 +451,7 @@ def dhel_loss(
 def icon_loss(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     temperature: Scalar = 0.5,
     negatives: Negatives | Tensor = "both",

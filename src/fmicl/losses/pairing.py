@@ -180,7 +180,8 @@ class Pairs:
             _check_columns(targets, x, world)
         if explicit is None and world.total < 2:
             raise ValueError(
-                f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
+                f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}; if this "
+                "is the last batch of an epoch, DataLoader(..., drop_last=True) leaves it out"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
         kernel, precision = _within_transforms(options["kernel"], world), options["precision"]

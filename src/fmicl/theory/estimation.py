@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
@@ -14,7 +14,7 @@ __all__ = ["estimation_error"]
 
 
 def estimation_error(
-    divergence: str | Divergence,
+    divergence: DivergenceName | Divergence,
     n: int,
     delta: float,
     gamma: float = 1.0,

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from fmicl.divergences import Divergence, list_divergences
+from fmicl.divergences import Divergence, DivergenceName, list_divergences
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
@@ -37,7 +37,7 @@ class Uniformity:
     at: float
 
 
-def uniformity(divergence: str | Divergence, gamma: float = 1.0, mu: float = 1.0) -> Uniformity:
+def uniformity(divergence: DivergenceName | Divergence, gamma: float = 1.0, mu: float = 1.0) -> Uniformity:
     r"""Certify the paper's condition for uniformity, h convex on [0, 4], by its curvature.
 
     The theorem is for batches of N <= d + 1, as only these have a regular simplex. (The paper says that its experiments

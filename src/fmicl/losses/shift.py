@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -114,7 +114,8 @@ class ShiftedCritic:
 
     def shifted_score(self, z: Tensor) -> Tensor:
         """T(z) - v, without the difference of large numbers."""
-        tie = self.closest - self.rounding * (abs(self.offset) + abs(self.scale))
+        size: Scalar = cast(Scalar, abs(self.offset)) + cast(Scalar, abs(self.scale))
+        tie = self.closest - self.rounding * size
         z = z + torch.where(z >= tie, self.closest - z, 0.0).detach()
         return self.critic.score_difference(z, self.closest) + self.critic.divergence.score(self.log_ratio)
 

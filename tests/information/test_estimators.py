@@ -198,7 +198,7 @@ def test_every_estimator_is_near_the_truth_on_samples(name: str) -> None:
 def test_every_critic_finds_dependence(name: str) -> None:
     x, y = pairs(0.9, 600)
     found = estimate(x, y, critic=name, folds=2, training=Training(steps=100, hidden=32, batch_size=128, shifts=8))
-    assert found.held_out > 0.25  # of 0.83 nats; a bilinear critic has no squares
+    assert found.held_out > 0.2  # of 0.83 nats; a bilinear critic has no squares
     assert found.held_out < 0.83 + 0.15
 
 

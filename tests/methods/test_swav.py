@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as effort
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,6 +57,7 @@ def test_sinkhorn_is_the_papers_algorithm() -> None:
 
 
 @given(st.integers(2, 12), st.integers(2, 6), st.floats(0.2, 2.0), st.integers(0, 100))
+@effort(max_examples=30, deadline=None)
 def test_assignments_of_many_iterations_are_balanced(n: int, k: int, epsilon: float, seed: int) -> None:
     codes = sinkhorn(unit(n, 4, seed=seed) @ unit(k, 4, seed=seed + 1).T, epsilon=epsilon, iterations=300)
     torch.testing.assert_close(codes.sum(dim=1), torch.ones(n))

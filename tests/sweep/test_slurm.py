@@ -389,7 +389,7 @@ def test_the_jobs_of_a_killed_sweep_are_found(tmp_path: Path) -> None:
     assert f"found job {job}" in output
     facts = second.facts(output, train(tmp_path / "whole", "40"))
     assert (facts["starts of the run"], list(second.jobs)) == (1, [job])
-    note("the sweep killed by SIGKILL, and the same command again", {"output": output.splitlines()[:3], **facts})
+    note("the sweep killed by SIGKILL, and the same command again", {**facts, "output": output.splitlines()[:3]})
 
 
 @real

@@ -299,7 +299,7 @@ class Settings:
 
         Example:
             >>> recipe("images", epochs=5, encoder="resnet18", size=64).unresolved
-            ('batch_size', 'learning_rate')
+            ('batch_size', 'learning_rate', 'mean', 'std')
         """
         return tuple(name for name in self.task.from_data if self._values[name] == "auto")
 

@@ -132,8 +132,8 @@ class BilinearCritic(Critic):
     """s(x, y) = x' W y + a'x + b'y + c; exact for the log ratio's cross terms of Gaussians.
 
     Example:
-        >>> float(BilinearCritic(3, 2)(torch.ones(1, 3), torch.ones(1, 2)))
-        0.0
+        >>> BilinearCritic(3, 2)(torch.ones(1, 3), torch.ones(1, 2)).tolist()
+        [0.0]
     """
 
     dense = True
@@ -143,14 +143,15 @@ class BilinearCritic(Critic):
         self.weight = nn.Parameter(torch.zeros(x_columns, y_columns))
         self.x_weight, self.y_weight = nn.Parameter(torch.zeros(x_columns)), nn.Parameter(torch.zeros(y_columns))
         self.bias = nn.Parameter(torch.zeros(()))
+        self.unit = 10.0  # of the parameters: with the same learning rate, one layer moves slower than a deep network
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        return ((x @ self.weight) * y).sum(dim=1) + x @ self.x_weight + y @ self.y_weight + self.bias
+        return self.unit * (((x @ self.weight) * y).sum(dim=1) + x @ self.x_weight + y @ self.y_weight + self.bias)
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of all pairs."""
-        return x @ self.weight @ y.T + (x @ self.x_weight).unsqueeze(1) + y @ self.y_weight + self.bias
+        return self.unit * (x @ self.weight @ y.T + (x @ self.x_weight).unsqueeze(1) + y @ self.y_weight + self.bias)
 
 
 @CRITICS.register("gaussian", summary="The paper's similarity, log mu - gamma |g(x) - h(y)|^2 on the unit sphere.")

@@ -167,13 +167,13 @@ def gaussian_information(correlations: Sequence[float], divergence: DivergenceNa
 
     Example:
         >>> round(gaussian_information([0.8], "kl"), 4), round(gaussian_information([0.8], "js"), 4)
-        (0.5108, 0.2167)
+        (0.5108, 0.2673)
     """
     divergence = make_divergence(divergence)
     rho = torch.tensor([abs(float(value)) for value in correlations], dtype=torch.float64)
     if not bool((rho < 1).all()):
         raise ValueError(f"correlations must lie in (-1, 1), got one of {float(rho.max()):g}")
-    rho = rho[rho > 0]
+    rho = rho[rho > 1e-8]  # the square of a smaller one is below the precision
     if not len(rho):
         return 0.0
     law = _LogRatioLaw(rho)

@@ -145,7 +145,7 @@ class FMICLLoss(nn.Module):
         super().__init__()
         self.model = model
         if gamma is None:
-            gamma = Gaussian().gamma if isinstance(similarity, Similarity) else 20.0
+            gamma = float(Gaussian().gamma) if isinstance(similarity, Similarity) else 20.0
         # At gamma = 20, rounding an inner product to bfloat16 would change u by several percent.
         self.objective = fmicl.FMICLLoss(
             divergence, alpha, gamma, mu, similarity, negatives, shift, gather=gather_across_devices, precision="high"

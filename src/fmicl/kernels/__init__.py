@@ -150,7 +150,9 @@ def row_logsumexp(
 
 
 def largest_cosine(x: Tensor, other: Tensor | None, skip: int | None = None, world: World | None = None) -> Tensor:
-    """The largest inner product of this process's rows with all columns, a scalar; arguments as in `pair_sum`. Not differentiable.
+    """The largest inner product of this process's rows with all columns, a scalar; not differentiable.
+
+    Arguments as in `pair_sum`.
 
     Example:
         >>> import torch

@@ -87,7 +87,7 @@ def fold_scalars(x: Tensor, other: Tensor, function: PairFunction, fast: bool) -
 
 
 def fold_scale(x: Tensor, scale: Tensor, with_itself: bool) -> tuple[Tensor, float]:
-    """Rows x~ and a number s such that s x~_i.o_j is scale x_i.o_j, or s x~_i.x~_j is scale x_i.x_j if `with_itself`."""
+    """Rows x~ and a number s: s x~_i.o_j is scale x_i.o_j, or s x~_i.x~_j is scale x_i.x_j if `with_itself`."""
     known = host_value(scale)
     nominal = _LARGE_SCALE if known is None else known
     factor = scale / nominal

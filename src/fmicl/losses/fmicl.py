@@ -101,7 +101,8 @@ class FMICLLoss(LabelledLoss):
         self.mu = mu
         self.similarity = similarity
         self.shift = shift
-        self.learned = nn.ParameterList(_parameters(self.divergence, similarity))
+        if learned := list(_parameters(self.divergence, similarity)):
+            self.learned = nn.ParameterList(learned)
 
     def forward(
         self,

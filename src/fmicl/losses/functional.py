@@ -315,10 +315,7 @@ def align_uniform_loss(
     require_positive_scalar("weight", weight)
     require_power(power)
     pairs = Pairs.prepare(x, y, negatives, **options)
-    if power == 2:
-        distance = pairs.squared_distances()
-    else:
-        distance = pairs.lengths().pow(power)
+    distance = pairs.squared_distances() if power == 2 else pairs.lengths().pow(power)
     return pairs.mean_of_rows(distance) + weight * (pairs.log_mean_exp(2 * gamma) - 2 * gamma)
 
 

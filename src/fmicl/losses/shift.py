@@ -9,8 +9,8 @@ the others it is the root of that slope, found here. By the envelope theorem the
 embeddings and in what is learned, is that of the bound at fixed v.
 
 T may be as large as e^80 (reverse KL at gamma = 20), and v is about as large as T of the closest negative pair, while
-T - v is of the order of f'(1 / alpha). So neither is computed by subtraction. With z_0 the largest z of a negative pair,
-v = T(z_0) - f'(e^s), and
+T - v is of the order of f'(1 / alpha). So it is not computed by subtraction. With z_0 the largest z of a negative
+pair, v = T(z_0) - f'(e^s), and
 
     T(z) - v = (T(z) - T(z_0)) + f'(e^s) ,
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -114,7 +114,8 @@ class ShiftedCritic:
 
     def shifted_score(self, z: Tensor) -> Tensor:
         """T(z) - v, without the difference of large numbers."""
-        tie = self.closest - self.rounding * (abs(self.offset) + abs(self.scale))
+        size: Scalar = cast(Scalar, abs(self.offset)) + cast(Scalar, abs(self.scale))
+        tie = self.closest - self.rounding * size
         z = z + torch.where(z >= tie, self.closest - z, 0.0).detach()
         return self.critic.score_difference(z, self.closest) + self.critic.divergence.score(self.log_ratio)
 
@@ -228,8 +229,8 @@ def _require_finite(start: ShiftedCritic, alpha: Scalar, log_ratio: Tensor) -> N
     )
     if not all(math.isfinite(value) for value in (least, most, target)):
         raise ValueError(
-            f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={float(alpha):g}; T lies between "
-            f"{least:g} and {most:g}, and f'(1 / alpha) is {target:g}"
+            f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={float(alpha):g}; T lies "
+            f"between {least:g} and {most:g}, and f'(1 / alpha) is {target:g}"
         )
 
 

@@ -26,7 +26,8 @@ def estimation_error(
 
     The paper's theorem, with the weight alpha of the negatives:
 
-    .. math:: 2 R_n(\mathcal T) + 2 \alpha \mu \big(E_x R_n(\mathcal T_x) + \tfrac1n \sum_j R_{n-1}(\mathcal T_{x_j})\big)
+    .. math::
+        2 R_n(\mathcal T) + 2 \alpha \mu \big(E_x R_n(\mathcal T_x) + \tfrac1n \sum_j R_{n-1}(\mathcal T_{x_j})\big)
         + (r_T + 2 \alpha r_f) \sqrt{\log(6 / \delta) / (2 (n - 1))} ,
 
     where r_T is the range of T = f'(u) and r_f that of f*(f'(u)) over u from mu e^(-4 gamma) to mu, and R are the

@@ -43,7 +43,8 @@ def module_as_f(**options: Any) -> Made:
 
         def forward(self, u: Tensor) -> Tensor:
             kl, pearson = self.weights.exp()
-            return kl * u * u.log() + pearson * (u - 1) ** 2
+            value: Tensor = kl * u * u.log() + pearson * (u - 1) ** 2
+            return value
 
     mixture = Mixture()
     return fmicl.FMICLLoss(fmicl.Divergence.from_generator(mixture), **options), list(mixture.parameters())
@@ -275,7 +276,7 @@ class TestRegistration:
         assert set(loss.state_dict()) == {"alpha", "gamma", "mu", "learned.0"}
         other, (order, *_) = all_at_once()
         with torch.no_grad():
-            loss.learned[0].fill_(2.5)  # type: ignore[operator,index,union-attr]
+            loss.learned[0].fill_(2.5)  # type: ignore[index]
         other.load_state_dict(loss.state_dict())
         assert float(order.detach()) == 2.5
         assert "gamma=1.3 (learned)" in repr(loss)
@@ -288,7 +289,7 @@ class TestRegistration:
     def test_refuses(self, name: str) -> None:
         for value in (torch.ones(2), torch.tensor(1), torch.tensor(-1.0), torch.tensor(float("nan"))):
             with pytest.raises(ValueError, match=name):
-                fmicl.FMICLLoss("kl", **{name: value})
+                fmicl.FMICLLoss("kl", **{name: value})  # type: ignore[arg-type]
         gamma = leaf(1.0)
         loss = fmicl.FMICLLoss("kl", gamma=gamma)
         with torch.no_grad():

@@ -269,7 +269,7 @@ class TestZeroRows:
     """A zero row is orthogonal to every row: as a positive, as a negative, and to itself."""
 
     @pytest.mark.parametrize("kernel", ["tiled", "reference"])
-    def test_count_the_same_as_positives_and_as_negatives(self, kernel: str) -> None:
+    def test_count_the_same_as_positives_and_as_negatives(self, kernel: Any) -> None:
         x = torch.eye(4, dtype=torch.float64)[:3]
         x = torch.cat([x, torch.zeros_like(x[:1])])
         options: Any = {"kernel": kernel, "negatives": "cross"}

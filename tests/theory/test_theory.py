@@ -313,7 +313,7 @@ class TestMonotonicity:
             value.backward()
             return value
 
-        optimiser.step(closure)  # type: ignore[no-untyped-call]
+        optimiser.step(closure)
         return float(closure().detach())
 
 

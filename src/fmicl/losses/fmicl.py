@@ -101,7 +101,9 @@ class FMICLLoss(LabelledLoss):
         self.mu = mu
         self.similarity = similarity
         self.shift = shift
-        self.learned = nn.ParameterList(_parameters(self.divergence, similarity))
+        learned = _parameters(self.divergence, similarity)
+        if learned:
+            self.learned = nn.ParameterList(learned)
 
     def forward(
         self,

@@ -231,7 +231,7 @@ class Pairs:
 
     def lengths(self) -> Tensor:
         """|x_i - y_i|, (N,), with a finite gradient where the views coincide; a zero row is at sqrt(2)."""
-        length = torch.linalg.vector_norm(self.x.to(self.dtype) - self.y.to(self.dtype), dim=-1)
+        length: Tensor = torch.linalg.vector_norm(self.x.to(self.dtype) - self.y.to(self.dtype), dim=-1)
         if self.zero_rows is None:
             return length
         missing = self.zero_rows > 0

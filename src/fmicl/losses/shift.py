@@ -114,7 +114,8 @@ class ShiftedCritic:
 
     def shifted_score(self, z: Tensor) -> Tensor:
         """T(z) - v, without the difference of large numbers."""
-        tie = self.closest - self.rounding * (abs(self.offset) + abs(self.scale))
+        offset, scale = (torch.zeros_like(self.closest) + value for value in (self.offset, self.scale))
+        tie = self.closest - self.rounding * (offset.abs() + scale.abs())
         z = z + torch.where(z >= tie, self.closest - z, 0.0).detach()
         return self.critic.score_difference(z, self.closest) + self.critic.divergence.score(self.log_ratio)
 
@@ -177,7 +178,7 @@ def optimal_shift(
         True
     """
     closest = start.closest
-    weight = torch.log(_wide(torch.as_tensor(alpha, device=closest.device)))
+    weight = torch.log(torch.zeros_like(closest) + alpha)  # no copy from the host, which a CUDA graph can't capture
     low, high = -weight, torch.log(_wide(number)) - weight
     if not capturing:
         _require_finite(start, alpha, low)

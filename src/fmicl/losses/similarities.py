@@ -163,7 +163,7 @@ class _LogMu(torch.autograd.Function):
         return torch.full_like(gamma, value)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.slope * grad, None
 

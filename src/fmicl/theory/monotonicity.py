@@ -51,9 +51,9 @@ def monotonicity(divergence: str | Divergence, gamma: float = 1.0, mu: float = 1
     """Certify complete monotonicity of h(t) = penalty(log mu - gamma t), the cost of negatives at squared distance t.
 
     It holds for KL (mu e^(-gamma t)), Pearson (the same with 2 gamma), Tsallis, squared Hellinger, Jeffrey and, not
-    strictly, reverse KL, for all gamma and mu. It fails for Neyman, which is concave, and for JS and VLC, at every gamma
-    and mu: log(1 + u) = u - u^2 / 2 + ... and u^2 / (1 + u)^2 have coefficients of both signs in u = e^r, and for every
-    u > 0 some derivative in r is negative. Order 2 is the convexity that `uniformity` certifies, and all that
+    strictly, reverse KL, for all gamma and mu. It fails for Neyman, which is concave, and for JS and VLC, at every
+    gamma and mu: log(1 + u) = u - u^2 / 2 + ... and u^2 / (1 + u)^2 have coefficients of both signs in u = e^r, and for
+    every u > 0 some derivative in r is negative. Order 2 is the convexity that `uniformity` certifies, and all that
     N <= d + 1 needs.
 
     Args:
@@ -81,7 +81,7 @@ def monotonicity(divergence: str | Divergence, gamma: float = 1.0, mu: float = 1
     if type(base) in _PROVED:
         return Monotonicity(True, checked, checked)
     r = math.log(mu) - gamma * torch.linspace(0, 4, _POINTS, dtype=torch.float64)
-    derivative = divergence.penalty_slope
+    derivative: Callable[[Tensor], Tensor] = divergence.penalty_slope
     for k in range(1, checked + 1):
         values = derivative(r)
         if bool((values < -1e-12 * values.abs().max()).any()):

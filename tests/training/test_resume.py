@@ -187,8 +187,8 @@ def test_broken_files_are_left_out_again(
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def noisy(settings: Settings) -> torch.nn.Module:
-        encoder = build_image_encoder(settings)
+    def noisy(settings: Settings, **options: Any) -> torch.nn.Module:
+        encoder = build_image_encoder(settings, **options)
         assert isinstance(encoder, SmallConv)
         encoder.body.append(torch.nn.Dropout(0.5))
         return encoder

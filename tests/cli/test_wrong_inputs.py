@@ -373,8 +373,14 @@ DATA = [
     Case(f"{IMAGES} PHOTOS --batch-size 100", "100|--batch-size"),
     Case(f"{IMAGES} few", "3 samples|two", one_image_each),
     Case(f"{IMAGES} PHOTOS", "PHOTOS|can be read|and 6 more", lambda: damage_all_photos(image_sets.damage_header)),
-    Case(f"{IMAGES} PHOTOS", "PHOTOS|can be read|and 6 more", lambda: damage_all_photos(lambda path: path.write_bytes(b""))),
-    Case(f"{IMAGES} PHOTOS", "PHOTOS|can be read|and 6 more", lambda: damage_all_photos(lambda path: cut(str(path), 0.3))),
+    Case(
+        f"{IMAGES} PHOTOS",
+        "PHOTOS|can be read|and 6 more",
+        lambda: damage_all_photos(lambda path: path.write_bytes(b"")),
+    ),
+    Case(
+        f"{IMAGES} PHOTOS", "PHOTOS|can be read|and 6 more", lambda: damage_all_photos(lambda path: cut(str(path), 0.3))
+    ),
     Case(f"{IMAGES} jpegs", "jpegs|can be read|0.jpg", truncated_jpegs),
     Case(f"{IMAGES} loop", "no images in loop", link_loop),
     Case(f"{IMAGES} link", "link", lambda: Path("link").symlink_to("nowhere")),

@@ -43,8 +43,8 @@ def module_as_f(**options: Any) -> Made:
 
         def forward(self, u: Tensor) -> Tensor:
             kl, pearson = self.weights.exp()
-            mixed: Tensor = kl * u * u.log() + pearson * (u - 1) ** 2
-            return mixed
+            value: Tensor = kl * u * u.log() + pearson * (u - 1) ** 2
+            return value
 
     mixture = Mixture()
     return fmicl.FMICLLoss(fmicl.Divergence.from_generator(mixture), **options), list(mixture.parameters())

@@ -186,6 +186,6 @@ def test_a_method_forgets_labels() -> None:
     method: Method = module.method
     method.objective = spy = Spy()
     batch = next(iter(task.stream))
-    method.loss(batch.first, batch.second, batch.labels)
+    method.loss(batch.first, batch.second, labels=batch.labels)
     method.loss(batch.first, batch.second)
     assert spy.seen[1] is None

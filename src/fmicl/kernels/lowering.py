@@ -77,9 +77,11 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
         return None  # learned
     unbounded = free and divergence.supremum == math.inf
     match divergence:
-        case Weighted():
-            inner = _lower(divergence.base, offset - (0 if unbounded else math.log(divergence.alpha)), scale, free)
-            alpha, constant = float(divergence.alpha), float(divergence.constant)
+        case Weighted(alpha=float() | int() as alpha):
+            inner = _lower(divergence.base, offset - (0 if unbounded else math.log(alpha)), scale, free)
+            constant = divergence.constant
+            if isinstance(constant, Tensor):
+                return None  # the base is learned
             return inner and inner._replace(
                 slope=alpha * inner.slope, gain=alpha * inner.gain, constant=alpha * inner.constant + constant
             )

@@ -101,7 +101,8 @@ class FMICLLoss(LabelledLoss):
         self.mu = mu
         self.similarity = similarity
         self.shift = shift
-        if learned := list(_parameters(self.divergence, similarity)):
+        learned = _parameters(self.divergence, similarity)
+        if learned:
             self.learned = nn.ParameterList(learned)
 
     def forward(

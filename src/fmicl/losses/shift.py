@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,8 +114,8 @@ class ShiftedCritic:
 
     def shifted_score(self, z: Tensor) -> Tensor:
         """T(z) - v, without the difference of large numbers."""
-        size: Scalar = cast(Scalar, abs(self.offset)) + cast(Scalar, abs(self.scale))
-        tie = self.closest - self.rounding * size
+        offset, scale = (torch.zeros_like(self.closest) + value for value in (self.offset, self.scale))
+        tie = self.closest - self.rounding * (offset.abs() + scale.abs())
         z = z + torch.where(z >= tie, self.closest - z, 0.0).detach()
         return self.critic.score_difference(z, self.closest) + self.critic.divergence.score(self.log_ratio)
 
@@ -178,7 +178,7 @@ def optimal_shift(
         True
     """
     closest = start.closest
-    weight = torch.log(_wide(torch.as_tensor(alpha, device=closest.device)))
+    weight = torch.log(torch.zeros_like(closest) + alpha)  # no copy from the host, which a CUDA graph can't capture
     low, high = -weight, torch.log(_wide(number)) - weight
     if not capturing:
         _require_finite(start, alpha, low)

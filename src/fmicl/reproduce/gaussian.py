@@ -1,4 +1,4 @@
-"""Figures 2, 7 and the appendix: log density of positive pairs by RealNVP against their squared distance."""
+"""Figures 1 and 7: log density of positive pairs by RealNVP against their squared distance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SMALL_VIEWS: dict[str, dict[str, Any]] = {  # digits are grey and not flipped
 class GaussianKernel(Experiment):
     """Encoders of SimCLR, under five combinations of augmentations, and of KL."""
 
-    paper = "the figures that verify the assumption of a Gaussian kernel"
+    paper = "Figures 1 and 7"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """200 epochs each."""

@@ -33,7 +33,7 @@ PAPER_EPOCHS = 800
 class SimilarityTable(Experiment):
     """Both similarities with each of the paper's divergences on CIFAR-10."""
 
-    paper = "the table of cosine and f-Gaussian similarities"
+    paper = "Table 4"
     archived_epochs = (200, 800)
 
     def plan(self, scale: Scale) -> list[Planned]:

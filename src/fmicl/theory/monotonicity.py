@@ -52,9 +52,9 @@ def monotonicity(divergence: str | Divergence, gamma: float = 1.0, mu: float = 1
 
     It holds for KL (mu e^(-gamma t)), Pearson (the same with 2 gamma), Tsallis, squared Hellinger, Jeffrey and, not
     strictly, reverse KL, for all gamma and mu. It fails for Neyman, which is concave, and for JS and VLC, at every
-    gamma and mu: log(1 + u) = u - u^2 / 2 + ... and u^2 / (1 + u)^2 have coefficients of both signs in u = e^r, and
-    for every u > 0 some derivative in r is negative. Order 2 is the convexity that `uniformity` certifies, and all
-    that N <= d + 1 needs.
+    gamma and mu: log(1 + u) = u - u^2 / 2 + ... and u^2 / (1 + u)^2 have coefficients of both signs in u = e^r, and for
+    every u > 0 some derivative in r is negative. Order 2 is the convexity that `uniformity` certifies, and all that
+    N <= d + 1 needs.
 
     Args:
         divergence: a name or a `Divergence`.

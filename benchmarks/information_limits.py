@@ -4,9 +4,9 @@
 
 The most favourable case: 20-dimensional Gaussians with 10 nats of mutual information, and the true log density ratio as
 critic, clipped to [-M, M]. The bound is E_joint[f'(u)] - E_independent[f*(f'(u))], each mean less (plus) its empirical
-Bernstein width (Maurer and Pontil, 2009) at half the error probability, for the best M of a grid with a union bound over
-it. So it holds for every distribution. N samples of the joint distribution, and N of the independent one. Repeated 20
-times. Beside it: the truth, and what no such bound may exceed (`fmicl.information.largest_bound`).
+Bernstein width (Maurer and Pontil, 2009) at half the error probability, for the best M of a grid with a union bound
+over it. So it holds for every distribution. N samples of the joint distribution, and N of the independent one. Repeated
+20 times. Beside it: the truth, and what no such bound may exceed (`fmicl.information.largest_bound`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def log_ratios(number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]
 
     def ratio(y: Tensor) -> Tensor:
         quadratic = (2 * rho * x * y - rho**2 * (x.square() + y.square())) / (2 * (1 - rho**2))
-        return NATS + quadratic.sum(dim=1)
+        total: Tensor = NATS + quadratic.sum(dim=1)
+        return total
 
     return ratio(rho * x + math.sqrt(1 - rho**2) * noise), ratio(other)
 

@@ -130,7 +130,7 @@ def errors(row: Row, n: int, d: int, columns: int | None, settings: dict[str, An
     total = row.make(x, y)().detach()
     assert x.grad is not None
     gradient, x.grad = x.grad, None
-    loss, slope = measure.kl_errors(total, gradient, x, CRITIC.offset, CRITIC.scale)
+    loss, slope = measure.kl_errors(total, gradient, x, float(CRITIC.offset), float(CRITIC.scale))
     return {"status": "ok", "loss_error": loss, "gradient_error": slope}
 
 

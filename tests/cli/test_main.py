@@ -15,7 +15,7 @@ from command_line import fmicl, python
 from fmicl.cli import main as cli
 from fmicl.utils.extras import how_to_install
 
-COMMANDS = ("train", "sweep", "evaluate", "embed", "report")
+COMMANDS = ("train", "sweep", "evaluate", "embed", "report", "mi", "check-assumption")
 
 
 def test_help_answers_within_half_a_second() -> None:
@@ -164,6 +164,23 @@ def test_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setenv("FMICL_TRACEBACK", "1")
     with pytest.raises(ValueError, match="wrong"):
         cli.main(["train", "digits"])
+
+
+@pytest.mark.parametrize("module", ["fmicl.cli.main", "fmicl.cli.train", "torch"])
+def test_ctrl_c_while_python_imports_is_one_line(module: str) -> None:
+    script = f"""
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+import fmicl.__main__
+sys.argv = ["fmicl", "train", "digits"]
+sys.exit(fmicl.__main__.main())
+"""
+    done = python("-c", f"import sys{script}")
+    assert (done.returncode, done.stderr) == (130, "fmicl: stopped\n")
 
 
 def test_dir_lists_public_names_alone() -> None:

@@ -29,7 +29,7 @@ def test_roles() -> None:
     roles = {option.name: option.role for kind in KINDS for option in options_of(kind) if option.role != "compute"}
     assert roles == {
         "data_dir": "location", "data": "location", "sts": "location", "memory_gib": "machine", "download": "machine",
-        "checksum": "machine", "workers": "machine", "cache_dir": "machine",
+        "checksum": "machine", "workers": "machine", "cache_dir": "machine", "weights": "location",
     }  # fmt: skip
 
 

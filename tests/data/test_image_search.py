@@ -75,9 +75,10 @@ def test_a_settings_file_alone_does_not_make_a_run_folder(tmp_path: Path) -> Non
     assert (len(samples), left_out) == (2, ())
 
 
-def test_the_searched_folder_itself_is_never_excluded(tmp_path: Path) -> None:
+def test_a_run_is_no_folder_of_images(tmp_path: Path) -> None:
     make_run(tmp_path / "run", "metrics.csv")
-    assert len(find_images(tmp_path / "run", exclude=exclude_runs)[0]) == 1
+    with pytest.raises(ValueError, match=r"run .*\(fmicl run\)"):
+        find_images(tmp_path / "run", exclude=exclude_runs)
     with pytest.raises(FileNotFoundError, match=r"run: excluded \(fmicl run\)"):
         find_images(tmp_path, exclude=exclude_runs)
 

@@ -55,7 +55,9 @@ def test_lines_that_are_not_utf8_are_counted_and_located(chunk: int, tmp_path: P
     path.write_bytes(good * 2 + b"caf\xe9\n" + good + b"\xff\xfe\r\n" + b"x\xf0\x9f\n" * 7 + b"\xc3")
     reader = LineReader(path, chunk)
     assert [line for part in reader for line in part] == ["größe"] * 3
-    with pytest.raises(ValueError, match=r"10 of 13 lines are not UTF-8: line 3, byte 4 \(0xe9\); line 5, byte 1") as e:
+    with pytest.raises(
+        ValueError, match=r"10 of 13 lines are not UTF-8 text: line 3, byte 4 \(0xe9\); line 5, byte 1"
+    ) as e:
         reader.check()
     assert "line 8, byte 2 (0xf0), and 5 more" in str(e.value)
     assert "iconv" in str(e.value)

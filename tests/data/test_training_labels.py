@@ -43,8 +43,8 @@ def test_unlabelled_samples_have_no_label() -> None:
     assert training_labels(splits, 0.0, 0).tolist() == [0, 1, 2, 0, 1, 2, -1, -1, -1, -1]
     noisy = training_labels(splits, 0.5, 0)
     assert noisy[6:].tolist() == [-1] * 4
-    assert int((noisy[:6] != train.labels).sum()) == 3
     assert train.labels is not None
+    assert int((noisy[:6] != train.labels).sum()) == 3
     assert train.labels.tolist() == [0, 1, 2, 0, 1, 2]  # evaluation has the true ones
 
 

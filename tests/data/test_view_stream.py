@@ -142,7 +142,8 @@ def test_local_crops_of_files_are_small_parts_of_their_images(tmp_path: Path) ->
     for i in range(4):
         Image.fromarray(np.tile(np.linspace(0, 255, 64, dtype=np.uint8), (64, 1))).save(tmp_path / f"{i}.png")
     ramp = FileSamples(tuple(sorted(tmp_path.iterdir())), torch.arange(4))
-    plain = Views(size=12, jitter=0.0, grey=0.0, mean=(0.0,), std=(1.0,), crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0))
+    zero, one = (0.0,) * 3, (1.0,) * 3
+    plain = Views(size=12, jitter=0.0, grey=0.0, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0), mean=zero, std=one)
     local = replace(plain, size=6, crop_scale=(0.05, 0.05))
     (batch,) = stream(ramp, views=(plain, plain), local=(local, 4))
     assert batch.local is not None

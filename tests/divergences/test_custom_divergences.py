@@ -195,3 +195,22 @@ def test_a_redefined_penalty_does_not_inherit_the_conjugate() -> None:
             fmicl.FMICLLoss(Half(), **options)(x, y)  # type: ignore[arg-type]
     given = fmicl.FMICLLoss(Whole(), alpha=4.0, similarity="cosine")(x, y)
     torch.testing.assert_close(given, fmicl.FMICLLoss("kl", alpha=2.0, similarity="cosine")(x, y))
+
+
+@pytest.mark.parametrize("order", [0.5, 0.9, 0.95, 0.97, 0.99, 0.999, 0.9999])
+def test_the_limit_of_a_slowly_saturating_slope(order: float) -> None:
+    """Alpha-divergences, f'(u) = (1 - u^(a-1)) / (1 - a), and Tsallis's form of them, f'(u) = -a u^(a-1) / (1 - a)."""
+    alpha = Divergence.from_generator(lambda u: (u**order - 1 - order * (u - 1)) / (order * (order - 1)))
+    assert alpha.supremum == pytest.approx(1 / (1 - order), rel=1e-6)
+    tsallis = Divergence.from_generator(lambda u: (u**order - 1) / (order - 1))
+    assert tsallis.supremum == pytest.approx(0, abs=1e-6 / (1 - order))
+    x, y = batch()
+    for kind in (alpha, tsallis):
+        assert bool(functional.fmicl_loss(x, y, kind, similarity="cosine", gamma=50.0).isfinite())
+
+
+@pytest.mark.parametrize(
+    "f", [lambda u: u * u.log(), lambda u: u**1.001 - 1, lambda u: (u - 1) * u.log(), lambda u: (u - 1) ** 2]
+)
+def test_a_slope_that_grows_for_ever(f: Callable[[Tensor], Tensor]) -> None:
+    assert Divergence.from_generator(f).supremum == math.inf

@@ -471,3 +471,19 @@ class TestFromGenerator:
         mine = Divergence.from_generator(lambda u: torch.exp(u - 1) - 1, name="exponential")
         assert mine.supremum == math.inf
         assert float(mine.score(0.0)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("r", [15.0, 20.001, 25.0, 36.0, 39.9, 41.0, 300.0])
+def test_js_in_float64_beyond_torchs_threshold_of_softplus(r: float) -> None:
+    with mpmath.workdps(40):
+        true = float(mpmath.log1p(mpmath.exp(r)) - mpmath.log(2))
+    seen = fmicl.divergence("js").penalty(torch.tensor(r, dtype=torch.float64))
+    assert float(seen) == pytest.approx(true, rel=1e-15)
+
+
+@pytest.mark.parametrize("name", fmicl.list_divergences())
+def test_score_difference(name: str) -> None:
+    kind = fmicl.divergence(name)
+    r, reference = torch.linspace(-3, 3, 13, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
+    for each in (kind, kind.weighted(3.0)):
+        torch.testing.assert_close(each.score_difference(r, reference), each.score(r) - each.score(reference))

@@ -247,7 +247,7 @@ def test_a_similarity_object_has_its_own_gamma() -> None:
     )
     assert torch.equal(ours.compute_loss_from_embeddings(rows), named.compute_loss_from_embeddings(rows))
     config = ours.get_config_dict()
-    assert config["similarity"] == "Cosine(temperature=0.1)"
+    assert config["similarity"] == repr(fmicl.Cosine(0.1))
     assert not {"gamma", "mu"} & set(config)
 
 

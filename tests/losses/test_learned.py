@@ -1,4 +1,4 @@
-"""Learned scalars and parametrised divergences: the same gradients in every kernel, over several steps, and registered."""
+"""Learned scalars and parametrised divergences: equal gradients in every kernel, several steps, registration."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def module_as_f(**options: Any) -> Made:
 
         def forward(self, u: Tensor) -> Tensor:
             kl, pearson = self.weights.exp()
-            return kl * u * u.log() + pearson * (u - 1) ** 2
+            value: Tensor = kl * u * u.log() + pearson * (u - 1) ** 2
+            return value
 
     mixture = Mixture()
     return fmicl.FMICLLoss(fmicl.Divergence.from_generator(mixture), **options), list(mixture.parameters())
@@ -235,7 +236,7 @@ class TestTraining:
     @pytest.mark.parametrize("shift", [None, "optimal"])
     @pytest.mark.parametrize("make", [parametrised_f, expression_inside, module_as_f, all_at_once, infonce])
     def test_several_steps_equal_those_of_the_reference(self, make: Callable[..., Made], shift: str | None) -> None:
-        """No graph of an earlier step is used again, and nothing that depends on a parameter is kept beyond its value."""
+        """No graph of an earlier step is used again, and nothing computed from an old value of a parameter."""
         options = {} if make is infonce else {"shift": shift}
         ends = []
         for kernel in ("tiled", "reference"):
@@ -275,7 +276,7 @@ class TestRegistration:
         assert set(loss.state_dict()) == {"alpha", "gamma", "mu", "learned.0"}
         other, (order, *_) = all_at_once()
         with torch.no_grad():
-            loss.learned[0].fill_(2.5)  # type: ignore[operator,index,union-attr]
+            loss.learned[0].fill_(2.5)  # type: ignore[index]
         other.load_state_dict(loss.state_dict())
         assert float(order.detach()) == 2.5
         assert "gamma=1.3 (learned)" in repr(loss)
@@ -288,7 +289,7 @@ class TestRegistration:
     def test_refuses(self, name: str) -> None:
         for value in (torch.ones(2), torch.tensor(1), torch.tensor(-1.0), torch.tensor(float("nan"))):
             with pytest.raises(ValueError, match=name):
-                fmicl.FMICLLoss("kl", **{name: value})
+                fmicl.FMICLLoss("kl", **{name: value})  # type: ignore[arg-type]
         gamma = leaf(1.0)
         loss = fmicl.FMICLLoss("kl", gamma=gamma)
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -262,3 +263,27 @@ def test_several_gradients_at_once(loss: nn.Module) -> None:
         value = loss(x, y) * torch.ones(3, dtype=F64)
         (seen,) = torch.autograd.grad(value, x, torch.eye(3, dtype=F64), is_grads_batched=True, retain_graph=keep)
         torch.testing.assert_close(seen, one.expand(3, -1, -1))
+
+
+class TestZeroRows:
+    """A zero row is orthogonal to every row: as a positive, as a negative, and to itself."""
+
+    @pytest.mark.parametrize("kernel", ["tiled", "reference"])
+    def test_count_the_same_as_positives_and_as_negatives(self, kernel: Any) -> None:
+        x = torch.eye(4, dtype=torch.float64)[:3]
+        x = torch.cat([x, torch.zeros_like(x[:1])])
+        options: Any = {"kernel": kernel, "negatives": "cross"}
+        for name in ("kl", "js"):
+            kind = fmicl.divergence(name)
+            terms = fmicl.functional.fmicl_terms(x, x.roll(1, 0), kind, alpha=1.0, **options)
+            orthogonal = torch.tensor(-2.0, dtype=torch.float64)
+            torch.testing.assert_close(terms.alignment, -kind.score(orthogonal))
+            both_zero = fmicl.functional.fmicl_terms(x[2:], x[2:], kind, **options).alignment
+            torch.testing.assert_close(both_zero, -(kind.score(orthogonal) + kind.score(orthogonal + 2)) / 2)
+        lonely = torch.zeros(2, 4, dtype=torch.float64)
+        torch.testing.assert_close(
+            fmicl.functional.infonce_loss(lonely, lonely, kernel=kernel), torch.tensor(math.log(3), dtype=torch.float64)
+        )
+        for power in (1.0, 2.0):
+            seen = fmicl.functional.align_uniform_loss(lonely, lonely, power=power, kernel=kernel)
+            assert float(seen) == pytest.approx(2 ** (power / 2) - 4)

@@ -94,3 +94,40 @@ def test_log_lambert_w() -> None:
     small = torch.linspace(-3, 3, 7, dtype=F64, requires_grad=True)
     assert torch.autograd.gradcheck(log_lambert_w, small)
     assert torch.autograd.gradgradcheck(log_lambert_w, small)
+
+
+class TestPapersCosine:
+    """T = x.y itself, without an activation (Table 4)."""
+
+    @pytest.mark.parametrize("kernel", ["tiled", "reference"])
+    @pytest.mark.parametrize("name", [name for name in fmicl.list_divergences() if name != "reverse_kl"])
+    def test_is_the_conjugate_at_the_cosine(self, name: str, kernel: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x, y = torch.nn.functional.normalize(torch.randn(2, 5, 64, generator=generator, dtype=F64), dim=-1)
+        x.requires_grad_()
+        seen = fmicl.FMICLLoss(name, similarity="cosine_identity", gamma=0.5, kernel=kernel)(x, y)  # type: ignore[arg-type]
+        unit = torch.nn.functional.normalize(x, dim=-1)
+        others = (unit @ unit.T)[~torch.eye(5, dtype=torch.bool)]
+        true = -(unit * y).sum(dim=1).mean() + 40 * fmicl.divergence(name).conjugate(others).mean()
+        torch.testing.assert_close(seen, true)
+        torch.testing.assert_close(*(torch.autograd.grad(value, x)[0] for value in (seen, true)), rtol=1e-7, atol=1e-7)
+
+    @pytest.mark.parametrize("name", ["js", "squared_hellinger", "vlc", "neyman"])
+    def test_is_infinite_above_the_domain(self, name: str) -> None:
+        """Negatives that (nearly) coincide: what makes the paper's VLC fail. The default stays finite."""
+        x = torch.nn.functional.normalize(torch.tensor([[1.0, 0.0], [1.0, 1e-4], [0.0, 1.0]]), dim=-1)
+        paper = fmicl.FMICLLoss(name, similarity="cosine_identity", gamma=0.6)
+        assert float(paper(x, x)) == math.inf
+        assert bool(fmicl.FMICLLoss(name, similarity="cosine", gamma=0.6)(x, x).isfinite())
+
+    def test_the_slope_of_vlc_grows_without_bound(self) -> None:
+        critic = fmicl.Cosine(1.0, "identity").critic(fmicl.divergence("vlc"), 2)
+        slopes = critic.penalty_and_slope(torch.tensor([0.9, 0.999, 0.99999], dtype=F64))[1]
+        true = [2 / (1 - t) ** 0.5 - 1 for t in (0.9, 0.999, 0.99999)]
+        torch.testing.assert_close(slopes, torch.tensor(true, dtype=F64))
+
+    def test_names(self) -> None:
+        with pytest.raises(ValueError, match=r"activation .*'tanh'"):
+            fmicl.Cosine(1.0, "tanh")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="no mu"):
+            fmicl.FMICLLoss("kl", similarity="cosine_identity", mu=2.0)

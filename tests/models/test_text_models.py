@@ -118,7 +118,7 @@ def test_a_run_folder_can_be_loaded(bert: Path, tmp_path: Path) -> None:
     assert torch.equal(words.batch(SENTENCES, 16), ids)
     torch.testing.assert_close(again.eval()(ids), encoder.eval()(ids))
     (tmp_path / "modules.json").write_text("{}")
-    with pytest.raises(ValueError, match="can't be loaded"):
+    with pytest.raises(ValueError, match=r"no config\.json"):
         build(tmp_path)
 
 
@@ -185,7 +185,7 @@ def test_models_that_cannot_be_loaded_are_a_one_line_error(
         build_sentence_encoder("nobody/nothing", "cls")
     assert "\n" not in str(error.value)
     assert "experiments/warm_start.py" in str(error.value)
-    with pytest.raises(ValueError, match="can't be loaded"):
+    with pytest.raises(ValueError, match=r"no config\.json"):
         build_sentence_encoder(str(tmp_path), "cls")
     config = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     T5Model(config).save_pretrained(tmp_path / "t5")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import ClassVar
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -231,3 +233,129 @@ def test_push_is_a_ratio_of_slopes_in_the_inner_product() -> None:
     (pull,) = torch.autograd.grad(critic.score(critic.z(equal)), equal)
     (pushed,) = torch.autograd.grad(7.0 * critic.penalty(critic.z(orthogonal)), orthogonal)
     assert theory.push("js", 7.0, 0.8) == pytest.approx(float(pushed / pull), rel=1e-12)
+
+
+class TestMonotonicity:
+    """Batches of more than d + 1: complete monotonicity, and the configurations that are then optimal."""
+
+    PENALTIES: ClassVar[dict[str, Callable[[mpmath.mpf], mpmath.mpf]]] = {
+        "kl": lambda r: mpmath.exp(r),
+        "reverse_kl": lambda r: r - 1,
+        "js": lambda r: mpmath.log1p(mpmath.exp(r)),
+        "pearson": lambda r: mpmath.expm1(2 * r),
+        "squared_hellinger": lambda r: mpmath.expm1(r / 2),
+        "neyman": lambda r: -2 * mpmath.expm1(-r),
+        "jeffrey": lambda r: mpmath.expm1(r) + r,
+        "tsallis": lambda r: mpmath.exp(3 * r),
+        "vlc": lambda r: 4 / (1 + mpmath.exp(-r)) ** 2 - 1,
+    }
+
+    @pytest.mark.parametrize("name", sorted(PENALTIES))
+    def test_signs_of_the_derivatives(self, name: str) -> None:
+        """Against mpmath, to order 8, at gamma = mu = 1: r from -4 to 0."""
+        places = [-4 + k / 4 for k in range(17)]
+        with mpmath.workdps(60):
+            signs = [
+                min(mpmath.diff(self.PENALTIES[name], r, k) for r in places) > -(mpmath.mpf(10) ** -20)
+                for k in range(1, 9)
+            ]
+        certificate = theory.monotonicity(name, checked=8)
+        assert certificate.complete == all(signs)
+        if not certificate.complete:
+            assert certificate.order == signs.index(False)
+
+    def test_other_cases(self) -> None:
+        assert theory.monotonicity(fmicl.divergence("kl").weighted(40.0)).complete
+        assert theory.monotonicity("pearson", gamma=20.0, mu=1e5).complete
+        mine = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="mine")
+        assert theory.monotonicity(mine) == theory.Monotonicity(complete=False, order=6, checked=6)
+        with pytest.raises(ValueError, match="checked=0"):
+            theory.monotonicity("kl", checked=0)
+
+    @staticmethod
+    def icosahedron() -> Tensor:
+        golden = (1 + 5**0.5) / 2
+        found = [(0.0, a, b * golden) for a in (-1.0, 1.0) for b in (-1.0, 1.0)]
+        rolled = [row[k:] + row[:k] for row in found for k in range(3)]
+        return torch.nn.functional.normalize(torch.tensor(rolled, dtype=torch.float64), dim=-1)
+
+    @staticmethod
+    def polygon(n: int) -> Tensor:
+        angles = torch.arange(n, dtype=torch.float64) * (2 * math.pi / n)
+        return torch.stack([angles.cos(), angles.sin()], dim=1)
+
+    @pytest.mark.parametrize("name", ["kl", "pearson", "squared_hellinger", "tsallis", "jeffrey", "reverse_kl"])
+    def test_no_descent_finds_less_energy_than_a_universal_optimum(self, name: str) -> None:
+        kind = fmicl.divergence(name)
+        assert theory.monotonicity(name).complete
+        eye = torch.eye(4, dtype=torch.float64)
+        for optimum in (self.polygon(5), torch.cat([eye, -eye]), self.icosahedron()):
+            n, d = optimum.shape
+            assert n > d + 1
+            least, found = self.energy(kind, optimum), self.descent(kind, n, d)
+            assert found >= float(least) - 1e-9
+            assert found <= float(least) + 0.02 * abs(float(least))  # the descent is no straw man
+
+    @staticmethod
+    def energy(kind: fmicl.Divergence, x: Tensor) -> Tensor:
+        """Mean penalty of the pairs, gamma = mu = 1."""
+        off = ~torch.eye(len(x), dtype=torch.bool)
+        return kind.penalty(2 * (x @ x.T)[off] - 2).mean()
+
+    def descent(self, kind: fmicl.Divergence, n: int, d: int) -> float:
+        """Energy at the end of a descent from random points."""
+        x = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).requires_grad_()
+        optimiser = torch.optim.LBFGS([x], max_iter=300, line_search_fn="strong_wolfe", tolerance_change=1e-13)
+
+        def closure() -> Tensor:
+            optimiser.zero_grad()
+            value = self.energy(kind, torch.nn.functional.normalize(x, dim=-1))
+            value.backward()
+            return value
+
+        optimiser.step(closure)
+        return float(closure().detach())
+
+
+class TestEstimationError:
+    """The bound holds, for one encoder and for the worst of a class, on data whose expectation is known."""
+
+    @pytest.mark.parametrize("number", [1, 50])
+    def test_holds_for_every_encoder_of_a_class(self, number: int) -> None:
+        n, delta, kind = 40, 0.2, fmicl.divergence("kl")
+        generator = torch.Generator().manual_seed(0)
+        heads = torch.randn(number, 6, 3, generator=generator, dtype=torch.float64)
+
+        def objectives(samples: int) -> Tensor:
+            z = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
+            noise = torch.randn(2, samples, 6, generator=generator, dtype=torch.float64)
+            views = torch.nn.functional.normalize((z + 0.5 * noise)[:, None] @ heads, dim=-1)
+            losses = [
+                fmicl.functional.fmicl_loss(x, y, kind, alpha=1.0, gamma=0.5) for x, y in zip(*views, strict=True)
+            ]
+            return -torch.stack(losses)
+
+        expected = torch.stack([objectives(1500) for _ in range(3)]).mean(dim=0)
+        deviations = torch.stack([(objectives(n) - expected).abs().max() for _ in range(30)])
+        bound = theory.estimation_error(kind, n, delta, gamma=0.5, log_class_size=math.log(number))
+        assert float((deviations > bound).double().mean()) <= delta
+        assert bound > theory.estimation_error(kind, n, delta, gamma=0.5) or number == 1
+
+    def test_massarts_bound_of_the_complexity(self) -> None:
+        """E max_k mean_i s_i T_k(i) over random signs s, for K random vectors with values in an interval."""
+        generator = torch.Generator().manual_seed(0)
+        n, number = 50, 20
+        values = 3 + 2 * torch.rand(number, n, generator=generator, dtype=torch.float64).round()  # a range of 2
+        signs = torch.randint(0, 2, (4000, n), generator=generator, dtype=torch.float64) * 2 - 1
+        complexity = float((signs @ values.T / n).amax(dim=1).mean())
+        with_class = theory.estimation_error(
+            "reverse_kl", n, 0.1, gamma=math.log(3) / 4, log_class_size=math.log(number)
+        )
+        alone = theory.estimation_error("reverse_kl", n, 0.1, gamma=math.log(3) / 4)
+        massart = (with_class - alone) / (2 + 2 * (1 + math.sqrt(n / (n - 1))))  # r_T = e^(4 gamma) - 1 = 2
+        assert 0.5 * massart < complexity <= massart
+
+    @pytest.mark.parametrize("size", [-1.0, math.inf, math.nan])
+    def test_refuses(self, size: float) -> None:
+        with pytest.raises(ValueError, match="log_class_size"):
+            theory.estimation_error("kl", 10, 0.1, log_class_size=size)

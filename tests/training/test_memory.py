@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fmicl.cli import main as cli
 from fmicl.cli.train import parse
 from fmicl.config import Settings, recipe
+from fmicl.config.image_defaults import ImageFacts, choose_defaults
 from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.training import memory, pipeline
 from fmicl.training.memory import BatchDescription, MemoryNeed, check_memory, explain_out_of_memory, measure_need
@@ -209,7 +210,7 @@ def test_images_in_memory_may_stay_on_the_disk(name: str, memory_gib: float, hin
 
 
 def test_the_recipe_for_images_fits_a_machine_of_16_gib() -> None:
-    settings = recipe("images")
+    settings = recipe("images").replace(**choose_defaults(ImageFacts(count=100_000, side=500)))
     assert need_of_settings(settings).of(settings.batch_size) < 12 * GIB
 
 
@@ -218,4 +219,5 @@ def test_the_command_for_photos_in_the_readme_needs_no_gpu() -> None:
     (line,) = re.findall(r"^ +fmicl (train images .*?)(?: +#.*)?$", readme, re.MULTILINE)
     _, name, *words = shlex.split(line)
     settings, _, _ = parse(name, words)
+    settings = settings.replace(**choose_defaults(ImageFacts(count=302, side=480)))
     assert need_of_settings(settings).of(settings.batch_size) < 4 * GIB

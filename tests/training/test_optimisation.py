@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import fmicl
 from fmicl.methods import SimCLR
 from fmicl.models.vision import SmallConv
 from fmicl.training.optimisation import LARS, Optimisation, build_optimizer, parameter_groups, warmup_cosine
@@ -68,3 +69,20 @@ def test_only_weights_decay() -> None:
     norms = {id(p) for m in method.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) for p in m.parameters()}
     biases = {id(p) for name, p in method.named_parameters() if name.endswith("bias")}
     assert {id(p) for p in free["params"]} == norms | biases
+
+
+def test_parameters_of_the_objective_are_trained() -> None:
+    order, gamma = (nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in (1.5, 1.0))
+    mine = fmicl.Divergence.from_generator(lambda u: (u**order - 1) / (order - 1))
+    torch.manual_seed(0)
+    method = SimCLR(SmallConv(1), fmicl.FMICLLoss(mine, gamma=gamma), dim=8, hidden=16)
+    optimizer = build_optimizer(method, Optimisation(learning_rate=1e-3))
+    (group,) = (group for group in optimizer.param_groups if any(each is order for each in group["params"]))
+    assert group["weight_decay"] == 0
+    for _ in range(2):
+        optimizer.zero_grad()
+        method.loss(*torch.randn(2, 6, 1, 8, 8)).loss.backward()
+        optimizer.step()
+    assert float(order.detach()) != 1.5
+    assert float(gamma.detach()) != 1.0
+    assert {"objective.gamma", "objective.learned.0"} <= set(method.state_dict())

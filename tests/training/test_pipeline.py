@@ -61,8 +61,23 @@ def test_every_image_recipe_is_run_here() -> None:
     assert set(SMALL) == {entry.name for entry in RECIPES if entry.value.task == "images"}
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.names())
-@pytest.mark.parametrize("method", METHODS.names())
+OWN_LOSS = ("byol", "swav")
+"""Methods for which no objective has an effect."""
+CRITICS = ("cpc", "dim")
+"""Methods with a learned critic, for bounds of the mutual information alone."""
+PAIRS = [
+    *((method, "fmicl") for method in OWN_LOSS),
+    *((method, objective) for method in CRITICS for objective in ("fmicl", "infonce")),
+    *(
+        (method, objective)
+        for method in METHODS.names()
+        if method not in (*OWN_LOSS, *CRITICS)
+        for objective in OBJECTIVES.names()
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "objective"), PAIRS)
 @pytest.mark.usefixtures("only_training")
 def test_each_method_trains_two_steps_with_each_objective(method: str, objective: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"labels": objective == "cross_entropy", "learning_rate": 0.01}
@@ -79,9 +94,22 @@ def test_each_method_trains_two_steps_with_each_objective(method: str, objective
     (row,) = csv.DictReader(run.metrics.open())
     assert row["step"] == "2"
     assert math.isfinite(float(row["loss"]))
-    assert (row["loss_alignment"] != "") == (objective == "fmicl")
+    assert (row["loss_alignment"] != "") == (objective == "fmicl" and method not in (*OWN_LOSS, *CRITICS))
     after = load_encoder(run.path)
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("method", CRITICS)
+@pytest.mark.parametrize("objective", sorted({*OBJECTIVES.names()} - {"fmicl", "infonce", "cross_entropy"}))
+def test_critics_refuse_losses_that_are_no_bound(method: str, objective: str) -> None:
+    with pytest.raises(ValueError, match="--objective fmicl"):
+        digits(method=method, objective=objective)
+
+
+@pytest.mark.parametrize("method", OWN_LOSS)
+def test_methods_with_a_loss_of_their_own_refuse_labels(method: str) -> None:
+    with pytest.raises(ValueError, match=f"{method}.*labels"):
+        digits(method=method, labels=True)
 
 
 @pytest.mark.usefixtures("only_training")

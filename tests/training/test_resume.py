@@ -187,8 +187,8 @@ def test_broken_files_are_left_out_again(
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def noisy(settings: Settings) -> torch.nn.Module:
-        encoder = build_image_encoder(settings)
+    def noisy(settings: Settings, **options: Any) -> torch.nn.Module:
+        encoder = build_image_encoder(settings, **options)
         assert isinstance(encoder, SmallConv)
         encoder.body.append(torch.nn.Dropout(0.5))
         return encoder
@@ -395,7 +395,7 @@ def test_sigterm_to_all_processes_of_a_job_leaves_a_checkpoint(tmp_path: Path) -
 
 def test_resume_refuses_other_settings_and_allows_another_machine(tmp_path: Path) -> None:
     train(digits(epochs=1), out=tmp_path / "run")
-    with pytest.raises(ValueError, match="epochs was 1, is now 2; seed was 0, is now 1"):
+    with pytest.raises(ValueError, match="seed was 0, is now 1"):  # more epochs alone would be an extension
         train(digits(epochs=2, seed=1), out=tmp_path / "run", resume=True)
     with pytest.raises(ValueError, match=r"size was 8, is now 16$"):
         train(digits(epochs=1, size=16), out=tmp_path / "run", resume=True)
@@ -489,10 +489,10 @@ def test_what_can_not_go_on_is_refused(tmp_path: Path) -> None:
     assert run is not None
     with pytest.raises(ValueError, match="accumulate"):
         train(digits(epochs=2, accumulate=2), out=run.path, resume=True)
-    with pytest.raises(ValueError, match="alpha"):
-        train(digits(epochs=2, accumulate=2, alpha=3.0), out=run.path, resume=True)
     whole = train(digits(epochs=1), out=tmp_path / "whole")
     assert whole is not None
+    with pytest.raises(ValueError, match="alpha"):
+        train(digits(epochs=2, alpha=3.0), out=whole.path, resume=True)
     whole.results.write_text("{}")
     whole.report.write_text("")
     whole.checkpoint.unlink()

@@ -19,7 +19,8 @@ from fmicl.utils.locks import wait_for_lock
 
 def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     target = tmp_path / "last.ckpt"
-    save_checkpoint(target, {"batches": 1})
+    state = {"batches": 1, "method": {}, "metrics": {}, "optimizer": {}}
+    save_checkpoint(target, state)
 
     def half(path: Path) -> None:
         path.write_bytes(b"half of it")
@@ -27,7 +28,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         write_atomically(target, half)
-    assert load_checkpoint(target) == {"batches": 1}
+    assert load_checkpoint(target) == state
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 

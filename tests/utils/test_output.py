@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from fmicl.utils.output import ignore_closed_output
+from fmicl.utils.output import ignore_closed_output, open_missing_output
 
 SMALL = ["--epochs", "1", "--hidden", "16", "--baselines", "False", "--device", "cpu", "--monitor-every", "0"]
 
@@ -39,6 +40,15 @@ def test_a_sweep_finishes_with_a_closed_pipe(tmp_path: Path) -> None:
     assert len(list((tmp_path / "sweep").glob("seed0-*/report.html"))) == 1
 
 
+def test_training_finishes_without_an_output(tmp_path: Path) -> None:
+    options = [word for word in SMALL if word not in ("--baselines", "False")]
+    words = ["train", "digits", *options, "--no-baselines", "--out", str(tmp_path / "run")]
+    command = f"exec {shlex.join([sys.executable, '-m', 'fmicl', *words])} >&-"
+    done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run" / "report.html").exists()
+
+
 def test_a_wrong_command_exits_with_two_with_a_closed_pipe() -> None:
     assert run_with_closed_pipe("train", "digits", "--epochs", "0").returncode == 2
 
@@ -59,12 +69,30 @@ def test_closed_terminals_and_pipes_are_ignored(terminal: bool, monkeypatch: pyt
 
 
 def test_other_output_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full:
+    class Broken:
         def write(self, _: str) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(errno.EINVAL, "Invalid argument")
 
         def flush(self) -> None: ...
 
-    monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(OSError, match="No space"), ignore_closed_output():
+    monkeypatch.setattr(sys, "stdout", Broken())
+    with pytest.raises(OSError, match="Invalid"), ignore_closed_output():
         print("a word")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_log_on_a_full_disk_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        with ignore_closed_output():
+            print("a word", flush=True)
+            print("more than a buffer" * 10_000)
+
+
+def test_output_that_was_closed_from_the_start_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `fmicl train digits >&-`, where Python has no sys.stdout."""
+    monkeypatch.setattr(sys, "stdout", None)
+    open_missing_output()
+    with ignore_closed_output():
+        print("a word", flush=True)
+        assert sys.stdout.isatty() is False

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from fmicl import __version__
 from fmicl.utils.errors import NonFiniteError
-from fmicl.utils.output import ignore_closed_output, redirect_to_devnull
+from fmicl.utils.output import ignore_closed_output, open_missing_output, redirect_to_devnull
 
 __all__ = ["main"]
 
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Wrong input ends in one message and exit code 2, a loss that is not finite or a failed run of a sweep in exit
     code 1. With the environment variable ``FMICL_TRACEBACK`` set, errors come with their traceback.
     """
+    open_missing_output()
     words = [_expand_home(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     command, rest = (words[0], words[1:]) if words else ("--help", [])
     if command == "--version":
@@ -74,6 +75,7 @@ def _run(command: str, words: Sequence[str]) -> int:
             from fmicl.utils.registry import unknown_name
 
             raise unknown_name("command", command, COMMANDS)
+        _refuse_empty_values(words)
         return int(importlib.import_module(COMMANDS[command][0]).run(words) or 0)
     except BrokenPipeError as error:
         if command in LONG_RUNNING:  # then it is not the output's
@@ -97,6 +99,13 @@ def _expand_home(word: str) -> str:
     if equals and re.fullmatch(r"[\w-]+", option):
         return f"{option}={os.path.expanduser(path)}"
     return os.path.expanduser(word)
+
+
+def _refuse_empty_values(words: Sequence[str]) -> None:
+    """Refuse ``--out ''``, which an unset variable of the shell gives, and which a path would take for this folder."""
+    for before, word in zip(("the command", *words), words, strict=False):
+        if not word or re.fullmatch(r"--[\w-]+=", word):
+            raise ValueError(f"{word[:-1] or before} has an empty value: name one, or leave the option out")
 
 
 def _fail(error: Exception, code: int) -> int:

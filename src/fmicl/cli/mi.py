@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -121,6 +122,8 @@ def read_array(path: Path) -> Tensor:
         raise ValueError(f"{path} must hold real numbers, but its type is {array.dtype}")
     if array.dtype.kind == "u":
         array = array.astype(np.int64)
+    if array.ndim == 0:
+        raise ValueError(f"{path} must have shape (N, ...) with N samples, but it is a single number, of shape ()")
     return as_samples(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="))), str(path))
 
 
@@ -133,26 +136,18 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class _bar:  # noqa: N801 (used as a function)
-    """A progress bar on the terminal, where rich is installed and the output is one."""
+@contextlib.contextmanager
+def _bar(name: str) -> Iterator[Callable[[float], None] | None]:
+    """A progress bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, name: str) -> None:
-        self.name, self.display = name, None
-
-    def __enter__(self) -> Any:
-        if not sys.stderr.isatty():
-            return None
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self.display = Progress(console=Console(stderr=True), transient=True)
-        self.display.start()
-        task = self.display.add_task(self.name, total=1.0)
-        return lambda share: self.display.update(task, completed=share)
-
-    def __exit__(self, *error: object) -> None:
-        if self.display is not None:
-            self.display.stop()
+    with Progress(console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(name, total=1.0)
+        yield lambda share: display.update(task, completed=share)
 
 
 def run(words: Sequence[str]) -> int:

@@ -3,9 +3,9 @@
 A function from facts about a folder and the machine to values: no image is read here, and the same folder on the same
 kind of device gives the same values.
 
-On a CPU they are for two minutes of training on two cores with some hundred images: a small ResNet, images of 48
-pixels, and as many epochs as that allows. Larger folders have fewer epochs, and take longer all the same. On a GPU it
-is ResNet-18 with images of up to 224 pixels.
+On a CPU they are for less than two minutes of training on two cores with some hundred images: a small ResNet, images
+of 48 pixels, and as many epochs as that allows. Larger folders have fewer epochs, and take longer all the same. On a
+GPU it is ResNet-18 with images of up to 224 pixels.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ CPU_SIZE = 48
 GPU_SIZES = (64, 96, 128, 160, 192, 224)
 """Sides of images on a GPU: the smallest one that loses nothing, or the largest."""
 LARGEST_BATCH = {"cpu": 64, "gpu": 256}
-EPOCHS = {"cpu": (10, 100), "gpu": (50, 800)}
+EPOCHS = {"cpu": (10, 60), "gpu": (50, 800)}
 """Fewest and most epochs."""
-VIEWS = {"cpu": 60_000, "gpu": 20_000_000}
+VIEWS = {"cpu": 35_000, "gpu": 20_000_000}
 """Views of a run, where the number of epochs allows it: two for each image and epoch."""
 FINE_TUNING = 5
 """Times fewer epochs, at most, and a lower learning rate with trained weights."""
@@ -62,7 +62,7 @@ def choose_defaults(facts: ImageFacts) -> dict[str, Any]:
     Example:
         >>> found = choose_defaults(ImageFacts(count=272, side=480))
         >>> found["encoder"], found["size"], found["batch_size"], found["epochs"]
-        ('resnet10t', 48, 64, 100)
+        ('resnet10t', 48, 64, 60)
         >>> [choose_defaults(ImageFacts(100_000, side=100, gpu=gpu))["epochs"] for gpu in (False, True)]
         [10, 100]
     """

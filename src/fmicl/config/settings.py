@@ -299,7 +299,7 @@ class Settings:
 
         Example:
             >>> recipe("images", epochs=5, encoder="resnet18", size=64).unresolved
-            ('batch_size', 'learning_rate')
+            ('batch_size', 'learning_rate', 'mean', 'std')
         """
         return tuple(name for name in self.task.from_data if self._values[name] == "auto")
 
@@ -374,8 +374,8 @@ class Settings:
         """Options that differ from the recipe and have no effect, with the reason.
 
         Example:
-            >>> recipe("digits", temperature=0.1, queue=512).unused()
-            {'temperature': 'it is an option of objective infonce', 'queue': 'it is an option of method moco'}
+            >>> recipe("digits", siglip_bias=-5.0, queue=512).unused()
+            {'siglip_bias': 'it is an option of objective siglip', 'queue': 'it is an option of method moco'}
         """
         used, reasons = self.used(), self._reasons()
         return {

@@ -59,6 +59,8 @@ def _check_labels(settings: Settings, labels: bool) -> None:
     kind = type(settings.objective_options)
     if kind.needs_labels and not labels:
         raise ValueError(f"objective {settings.objective} needs labels: add --labels, for images with classes")
+    if labels and not kind.takes_labels and kind is not OBJECTIVES[settings.objective].value:
+        raise ValueError(f"method {settings.method} has a loss of its own, which takes no labels: leave --labels out")
     if labels and not kind.takes_labels:
         known = ", ".join(entry.name for entry in OBJECTIVES if entry.value.takes_labels)
         raise ValueError(f"objective {settings.objective} can't train with labels; take one of {known}")

@@ -11,12 +11,13 @@ from fmicl.data.images.search import find_images
 from fmicl.data.images.splits import Splits, describe_splits, split_by_name, stratified_split
 from fmicl.data.images.view_stream import ViewStream
 from fmicl.data.stream import Batch, Stream
-from fmicl.data.text.lines import LineReader
+from fmicl.data.text.lines import LONG_LINE, LineReader
 from fmicl.data.text.sentence_stream import SentenceStream, padded_width
 from fmicl.data.text.tokens import Sentences, cache_root, describe_text_change, tokenise_file
 
 __all__ = [
     "DATASETS",
+    "LONG_LINE",
     "ArraySamples",
     "Batch",
     "DatasetInfo",

@@ -25,7 +25,7 @@ from fmicl.divergences.catalogue import (
     SquaredHellinger,
     Tsallis,
 )
-from fmicl.divergences.registry import DIVERGENCES, divergence, list_divergences, register_divergence
+from fmicl.divergences.registry import DIVERGENCES, DivergenceName, divergence, list_divergences, register_divergence
 
 __all__ = [
     "DIVERGENCES",
@@ -33,6 +33,7 @@ __all__ = [
     "KL",
     "VLC",
     "Divergence",
+    "DivergenceName",
     "Jeffrey",
     "Neyman",
     "Pearson",

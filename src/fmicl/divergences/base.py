@@ -70,6 +70,8 @@ class Divergence(ABC):
                 cls._conjugate = Divergence._undefined_conjugate  # type: ignore[method-assign]
             if not own & {"_conjugate_derivative", "conjugate_derivative"}:
                 cls._conjugate_derivative = Divergence._undefined_conjugate  # type: ignore[method-assign]
+        if own & {"_score", "score"} and not own & {"_score_difference", "score_difference"}:
+            cls._score_difference = Divergence._score_difference  # type: ignore[method-assign]
         if own & {"_penalty", "penalty"} and not own & {"_penalty_slope", "penalty_slope"}:
             cls._penalty_slope = Divergence._derived_slope  # type: ignore[method-assign]
         if own & {"_penalty", "penalty", "_penalty_slope", "penalty_slope"} and "_penalty_and_slope" not in own:
@@ -98,6 +100,18 @@ class Divergence(ABC):
     def score(self, r: Tensor | float) -> Tensor:
         """f'(e^r): the reward of a positive pair with log density ratio r."""
         return self._score(as_real(r))
+
+    def score_difference(self, r: Tensor | float, reference: Tensor | float) -> Tensor:
+        """score(r) - score(reference); the closed forms don't subtract two large scores.
+
+        Example:
+            >>> import torch, fmicl
+            >>> kind = fmicl.divergence("neyman")
+            >>> r, reference = torch.tensor([19.0, 20.0], dtype=torch.float64)
+            >>> float(kind.score(r) - kind.score(reference)), f"{kind.score_difference(r, reference):.3g}"
+            (0.0, '-2.71e-17')
+        """
+        return self._score_difference(as_real(r), as_real(reference))
 
     def penalty(self, r: Tensor | float) -> Tensor:
         """f*(f'(e^r)): the cost of a negative pair with log density ratio r."""
@@ -203,6 +217,9 @@ class Divergence(ABC):
     @abstractmethod
     def _relative_curvature(self, r: Tensor) -> Tensor: ...
 
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return self.score(r) - self.score(reference)
+
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         return self.penalty(r), self.penalty_slope(r)
 
@@ -279,6 +296,10 @@ class Weighted(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return self.base.score(r - log(self.alpha))
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        shift = log(self.alpha)
+        return self.base.score_difference(r - shift, reference - shift)
 
     def _penalty(self, r: Tensor) -> Tensor:
         return self.alpha * self.base.penalty(r - log(self.alpha)) + self.constant

@@ -12,10 +12,15 @@ from torch import Tensor
 from fmicl.divergences.base import Divergence
 from fmicl.divergences.registry import register_divergence
 from fmicl.divergences.special import expm1, log_lambert_w
-from fmicl.utils.learnable import format_scalar, host_value
+from fmicl.utils.learnable import Scalar, format_scalar, host_value
 from fmicl.utils.options import option
 
 __all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
+
+
+def _power_difference(power: Scalar, r: Tensor, reference: Tensor) -> Tensor:
+    """u^power at u = e^r, minus that at u = e^reference."""
+    return torch.exp(power * reference) * expm1(power * (r - reference))
 
 
 @register_divergence("kl", summary="Kullback-Leibler, InfoNCE's divergence: the paper's best overall.")
@@ -41,6 +46,9 @@ class KL(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return r + 1
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return r - reference
 
     def _penalty(self, r: Tensor) -> Tensor:
         return torch.exp(r)
@@ -80,6 +88,9 @@ class ReverseKL(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return -torch.exp(-r)
 
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return -_power_difference(-1.0, r, reference)
+
     def _penalty(self, r: Tensor) -> Tensor:
         return r - 1
 
@@ -116,7 +127,7 @@ class JS(Divergence):
         return math.log(2) + F.logsigmoid(r)
 
     def _penalty(self, r: Tensor) -> Tensor:
-        return F.softplus(r) - math.log(2)
+        return F.softplus(r, threshold=40.0) - math.log(2)  # torch's threshold of 20 costs float64 seven digits
 
     def _penalty_slope(self, r: Tensor) -> Tensor:
         return torch.sigmoid(r)
@@ -149,6 +160,9 @@ class Pearson(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return 2 * expm1(r)
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return 2 * _power_difference(1.0, r, reference)
 
     def _penalty(self, r: Tensor) -> Tensor:
         return expm1(2 * r)
@@ -188,6 +202,9 @@ class SquaredHellinger(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return -expm1(-r / 2)
 
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return -_power_difference(-0.5, r, reference)
+
     def _penalty(self, r: Tensor) -> Tensor:
         return expm1(r / 2)
 
@@ -225,6 +242,9 @@ class Neyman(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return -expm1(-2 * r)
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return -_power_difference(-2.0, r, reference)
 
     def _penalty(self, r: Tensor) -> Tensor:
         return -2 * expm1(-r)
@@ -265,6 +285,9 @@ class Jeffrey(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return r - torch.expm1(-r)
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return (r - reference) - _power_difference(-1.0, r, reference)
 
     def _penalty(self, r: Tensor) -> Tensor:
         return torch.expm1(r) + r
@@ -318,6 +341,9 @@ class Tsallis(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return self.order / (self.order - 1) * torch.exp((self.order - 1) * r)
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return self.order / (self.order - 1) * _power_difference(self.order - 1, r, reference)
 
     def _penalty(self, r: Tensor) -> Tensor:
         return torch.exp(self.order * r) + 1 / (self.order - 1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from fmicl.divergences.base import Divergence
+from fmicl.divergences.base import Divergence, as_real
 from fmicl.utils.learnable import Scalar
 
 __all__ = ["Critic", "require_curved"]
@@ -35,12 +36,14 @@ class Critic:
         scale: slope of z, positive; likewise.
         free: True if z is a free critic value that `divergence.activation` maps into the domain (cosine),
             False if z is the log density ratio itself (Gaussian).
+        activated: False if T is z itself, without the activation, for a free critic.
     """
 
     divergence: Divergence
     offset: Scalar
     scale: Scalar
     free: bool
+    activated: bool = True
 
     def __post_init__(self) -> None:
         require_curved(self.divergence)
@@ -60,16 +63,25 @@ class Critic:
         """z of two unit vectors at this squared distance."""
         return (self.offset + self.scale) - self.scale / 2 * squared
 
+    @property
+    def direct(self) -> bool:
+        """Whether z is T itself, which may lie above the domain of f*."""
+        return self.free and (not self.activated or self.divergence.supremum == math.inf)
+
     def score(self, z: Tensor) -> Tensor:
         """T(z), the reward of a positive pair."""
-        return self.divergence.activation(z) if self.free else self.divergence.score(z)
+        return as_real(z) if self.direct else self.divergence.score(z)
+
+    def score_difference(self, z: Tensor, reference: Tensor) -> Tensor:
+        """T(z) - T(reference), without cancellation."""
+        return z - reference if self.direct else self.divergence.score_difference(z, reference)
 
     def penalty(self, z: Tensor) -> Tensor:
-        """f*(T(z)), the cost of a negative pair."""
-        return self.divergence.activated_penalty(z) if self.free else self.divergence.penalty(z)
+        """f*(T(z)), the cost of a negative pair; +inf above the domain of f*."""
+        return self.divergence.conjugate(z) if self.direct else self.divergence.penalty(z)
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The penalty and its derivative in z. May return one tensor twice, and may overwrite z."""
-        if self.free:
-            return self.divergence.activated_penalty(z), self.divergence.activated_penalty_slope(z)
+        if self.direct:
+            return self.divergence.conjugate(z), self.divergence.conjugate_derivative(z)
         return self.divergence.penalty_and_slope(z)

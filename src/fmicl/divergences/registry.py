@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from fmicl.divergences.base import Divergence
 from fmicl.utils.options import options_of
 from fmicl.utils.registry import Registry
 
-__all__ = ["DIVERGENCES", "divergence", "list_divergences", "register_divergence"]
+__all__ = ["DIVERGENCES", "DivergenceName", "divergence", "list_divergences", "register_divergence"]
 
 DIVERGENCES: Registry[type[Divergence]] = Registry("divergence")
+
+DivergenceName: TypeAlias = (
+    Literal["kl", "reverse_kl", "js", "pearson", "squared_hellinger", "neyman", "jeffrey", "tsallis", "vlc"] | str
+)
+"""Name of a divergence; the literals are those of the catalogue, for completion in editors."""
 
 T = TypeVar("T", bound=type[Divergence])
 
@@ -56,7 +61,7 @@ def list_divergences(pattern: str = "*") -> list[str]:
     return DIVERGENCES.names(pattern)
 
 
-def divergence(name: str | Divergence, **parameters: Any) -> Divergence:
+def divergence(name: DivergenceName | Divergence, **parameters: Any) -> Divergence:
     """Make a divergence by name; a `Divergence` is returned as it is.
 
     Args:

@@ -3,13 +3,15 @@
 For positive pairs (x, y) on the unit sphere in R^d the assumption says that the joint density is proportional to
 e^(-gamma |x - y|^2). It is tested by
 
-- the paper's own experiment: the log density by a RealNVP flow against the squared distance, averaged in bins, should be
-  a straight line;
-- the law of the cosines, which follows from it (:mod:`fmicl.information.sphere`): fit of gamma, Kolmogorov-Smirnov test;
+- the paper's own experiment: the log density by a RealNVP flow against the squared distance, averaged in bins, should
+  be a straight line;
+- the law of the cosines, which follows from it (:mod:`fmicl.information.sphere`): fit of gamma, Kolmogorov-Smirnov
+  test;
 - the density ratio of positive and independent pairs against the cosine, without a model of it: its logarithm should be
   a straight line, of slope 2 gamma.
 
-The first two need the embeddings to be uniform on the sphere, the third only that the ratio is a function of the cosine.
+The first two need the embeddings to be uniform on the sphere, the third only that the ratio is a function of the
+cosine.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class AssumptionCheck:
         fit = self.gamma
         lines.append(
             f"cosines of positive pairs: gamma = {fit.gamma:.3g} ({fit.low:.3g} to {fit.high:.3g}), Kolmogorov-Smirnov "
-            f"distance {fit.statistic:.3f}, p = {fit.p_value:.3f}: {'not rejected' if fit.p_value > 0.05 else 'rejected'}"
+            f"distance {fit.statistic:.3f}, p = {fit.p_value:.3f}: {'not ' if fit.p_value > 0.05 else ''}rejected"
         )
         lines.append(
             f"density ratio against cosine: slope {self.ratio_fit.slope:.3g} (2 gamma = {2 * fit.gamma:.3g}), "
@@ -91,8 +93,8 @@ class AssumptionCheck:
             lines.append("the cosines agree with the assumption")
         elif self.ratio_fit.r_squared >= STRAIGHT:
             lines.append(
-                "the log ratio is close to linear in the cosine, but the law of the cosines is another: embeddings that "
-                "are not uniform on the sphere explain this"
+                "the log ratio is close to linear in the cosine, but the law of the cosines is another: embeddings "
+                "that are not uniform on the sphere explain this"
             )
         else:
             lines.append("the assumption does not hold: the log ratio is not linear in the cosine")

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.base import as_real
 
@@ -22,24 +22,31 @@ __all__ = ["label_information", "variational_bound"]
 
 
 def variational_bound(
-    divergence: str | Divergence,
+    divergence: DivergenceName | Divergence,
     joint_scores: Tensor,
     independent_scores: Tensor,
     *,
     joint_weights: Tensor | None = None,
     independent_weights: Tensor | None = None,
+    free: bool = False,
 ) -> Tensor:
     """E_joint[s] - E_independent[f*(s)], a lower bound of the f-mutual information for any critic s.
 
+    f* is infinite above f'(inf), 0.69 for JS: the bound of a network that knows nothing of that is minus infinity
+    there, without a gradient. To train a critic, pass its unconstrained output v and `free=True`. Then s = a(v) with
+    f-GAN's output activation (`Divergence.activation`), every v has a finite bound and a gradient, and the optimum,
+    a(v) = f'(u), is reached for every density ratio u.
+
     Args:
         divergence: a name or a `Divergence`.
-        joint_scores: s at samples of the joint distribution, any shape.
-        independent_scores: s at samples of the product of the marginals, any shape.
+        joint_scores: s (or v) at samples of the joint distribution, any shape.
+        independent_scores: s (or v) at samples of the product of the marginals, any shape.
         joint_weights: probabilities of the joint scores, or proportional to them, same shape; None: equal.
         independent_weights: likewise, of the independent scores.
+        free: the scores are v, to be mapped into the domain of f*.
 
     Returns:
-        The bound, a scalar; minus infinity if a score lies above the conjugate's domain.
+        The bound, a scalar; minus infinity if a score s lies above the conjugate's domain.
 
     Raises:
         ValueError: there are no scores, or weights have another shape or are no probabilities.
@@ -52,14 +59,21 @@ def variational_bound(
         >>> bound = variational_bound(kl, s, s, joint_weights=joint, independent_weights=torch.full((2, 2), 0.25))
         >>> bool(torch.isclose(bound, fmicl.information.f_mutual_information(joint, kl)))
         True
+        >>> v = torch.tensor([0.5, 2.0, 30.0])
+        >>> float(variational_bound("js", v, v)), float(variational_bound("js", v, v, free=True)) > -math.inf
+        (-inf, True)
     """
     divergence = make_divergence(divergence)
-    return _expectation("joint_weights", as_real(joint_scores), joint_weights) - _expectation(
-        "independent_weights", divergence.conjugate(independent_scores), independent_weights
+    if free:
+        joint, independent = divergence.activation(joint_scores), divergence.activated_penalty(independent_scores)
+    else:
+        joint, independent = as_real(joint_scores), divergence.conjugate(independent_scores)
+    return _expectation("joint_weights", joint, joint_weights) - _expectation(
+        "independent_weights", independent, independent_weights
     )
 
 
-def label_information(divergence: str | Divergence, logits: Tensor, labels: Tensor) -> Tensor:
+def label_information(divergence: DivergenceName | Divergence, logits: Tensor, labels: Tensor) -> Tensor:
     r"""A classifier's lower bound of the f-mutual information between its input and a label.
 
     .. math:: I_f(X; Y) \ge \frac1N \sum_i s(r_{i y_i}) - \frac1{NK} \sum_{ik} p(r_{ik}), \qquad

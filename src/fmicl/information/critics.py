@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def mlp(inputs: int, hidden: int, outputs: int, layers: int = 2) -> nn.Sequentia
     """
     widths = [inputs, *[hidden] * layers]
     parts: list[nn.Module] = []
-    for before, after in zip(widths[:-1], widths[1:], strict=True):
+    for before, after in pairwise(widths):
         parts += [nn.Linear(before, after), nn.SiLU()]
     return nn.Sequential(*parts, nn.Linear(widths[-1], outputs))
 
@@ -116,12 +117,14 @@ class SeparableCritic(Critic):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
         g, h = self.x_network(x), self.y_network(y)
-        return (g[:, :-1] * h[:, :-1]).sum(dim=1) * self.scale + g[:, -1] + h[:, -1]
+        scores: Tensor = (g[:, :-1] * h[:, :-1]).sum(dim=1) * self.scale + g[:, -1] + h[:, -1]
+        return scores
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of all pairs."""
         g, h = self.x_network(x), self.y_network(y)
-        return g[:, :-1] @ h[:, :-1].T * self.scale + g[:, -1:] + h[:, -1]
+        scores: Tensor = g[:, :-1] @ h[:, :-1].T * self.scale + g[:, -1:] + h[:, -1]
+        return scores
 
 
 @CRITICS.register("bilinear", summary="x' W y + a'x + b'y + c: linear models, few samples.")
@@ -129,8 +132,8 @@ class BilinearCritic(Critic):
     """s(x, y) = x' W y + a'x + b'y + c; exact for the log ratio's cross terms of Gaussians.
 
     Example:
-        >>> float(BilinearCritic(3, 2)(torch.ones(1, 3), torch.ones(1, 2)))
-        0.0
+        >>> BilinearCritic(3, 2)(torch.ones(1, 3), torch.ones(1, 2)).tolist()
+        [0.0]
     """
 
     dense = True
@@ -140,14 +143,15 @@ class BilinearCritic(Critic):
         self.weight = nn.Parameter(torch.zeros(x_columns, y_columns))
         self.x_weight, self.y_weight = nn.Parameter(torch.zeros(x_columns)), nn.Parameter(torch.zeros(y_columns))
         self.bias = nn.Parameter(torch.zeros(()))
+        self.unit = 10.0  # of the parameters: with the same learning rate, one layer moves slower than a deep network
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        return ((x @ self.weight) * y).sum(dim=1) + x @ self.x_weight + y @ self.y_weight + self.bias
+        return self.unit * (((x @ self.weight) * y).sum(dim=1) + x @ self.x_weight + y @ self.y_weight + self.bias)
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of all pairs."""
-        return x @ self.weight @ y.T + (x @ self.x_weight).unsqueeze(1) + y @ self.y_weight + self.bias
+        return self.unit * (x @ self.weight @ y.T + (x @ self.x_weight).unsqueeze(1) + y @ self.y_weight + self.bias)
 
 
 @CRITICS.register("gaussian", summary="The paper's similarity, log mu - gamma |g(x) - h(y)|^2 on the unit sphere.")
@@ -200,7 +204,8 @@ class JointCritic(Critic):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        return self.network(torch.cat([x, y], dim=1)).squeeze(1)
+        scores: Tensor = self.network(torch.cat([x, y], dim=1)).squeeze(1)
+        return scores
 
 
 @CRITICS.register("copula", summary="Gaussian copula in closed form plus a separable network's correction.")
@@ -238,7 +243,8 @@ class CopulaCritic(Critic):
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
         assert self.copula is not None, "start(x, y) comes before the first score"
-        return self.copula.log_ratio(x, y) + self.correction(x, y)
+        scores: Tensor = self.copula.log_ratio(x, y) + self.correction(x, y)
+        return scores
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of all pairs."""

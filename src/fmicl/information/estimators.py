@@ -186,7 +186,8 @@ class _WithBaseline(Critic):
         return scores
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.critic.all_pairs(x, y) - self.baseline(x.flatten(1))
+        scores: Tensor = self.critic.all_pairs(x, y) - self.baseline(x.flatten(1))
+        return scores
 
 
 @ESTIMATORS.register("donsker_varadhan", summary="E[s] - log E[e^s] (Donsker and Varadhan, 1983).")

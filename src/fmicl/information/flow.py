@@ -49,7 +49,8 @@ class _Coupling(nn.Module):
     def inverse(self, z: Tensor) -> Tensor:
         kept = z * self.mask
         log_scale = torch.tanh(self.scale(kept)) * 3 * (1 - self.mask)
-        return kept + (1 - self.mask) * (z - self.shift(kept)) * torch.exp(-log_scale)
+        x: Tensor = kept + (1 - self.mask) * (z - self.shift(kept)) * torch.exp(-log_scale)
+        return x
 
 
 class RealNVP(nn.Module):

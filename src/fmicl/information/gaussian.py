@@ -18,7 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fmicl.divergences import KL, Divergence, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis
+from fmicl.divergences import (
+    KL,
+    Divergence,
+    DivergenceName,
+    Jeffrey,
+    Neyman,
+    Pearson,
+    ReverseKL,
+    SquaredHellinger,
+    Tsallis,
+)
 from fmicl.divergences import divergence as make_divergence
 
 __all__ = ["GaussianCopula", "correlations_for", "gaussian_information"]
@@ -87,7 +97,7 @@ class GaussianCopula:
         a, b = (x - self.x_mean) @ self.x_map, (y - self.y_mean) @ self.y_map
         return self._constant() + self._own(a).unsqueeze(1) + self._own(b) + (a * self._cross()) @ b.T
 
-    def information(self, divergence: str | Divergence = "kl") -> float:
+    def information(self, divergence: DivergenceName | Divergence = "kl") -> float:
         """The model's own f-mutual information, by :func:`gaussian_information`."""
         return gaussian_information(self.correlations.double().tolist(), divergence)
 
@@ -106,7 +116,8 @@ def _inverse_root(centred: Tensor) -> Tensor:
     """W with W' C W = 1 for the covariance C, on the span of its non-zero eigenvalues."""
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(centred))
     keep = values > values.max().clamp(min=1e-300) * 1e-10
-    return vectors[:, keep] / values[keep].sqrt()
+    scores: Tensor = vectors[:, keep] / values[keep].sqrt()
+    return scores
 
 
 def _unbiased(sample: Tensor, c: float, e: float) -> Tensor:
@@ -132,7 +143,7 @@ def correlations_for(information: float, dimensions: int) -> list[float]:
     return [math.sqrt(-math.expm1(-2 * information / dimensions))] * dimensions
 
 
-def gaussian_information(correlations: Sequence[float], divergence: str | Divergence = "kl") -> float:
+def gaussian_information(correlations: Sequence[float], divergence: DivergenceName | Divergence = "kl") -> float:
     r"""Exact f-mutual information of Gaussians with these canonical correlations.
 
     Under the joint distribution the log ratio is :math:`r = I + \sum_k \rho_k (\chi_k - \chi'_k) / 2` with independent
@@ -156,13 +167,13 @@ def gaussian_information(correlations: Sequence[float], divergence: str | Diverg
 
     Example:
         >>> round(gaussian_information([0.8], "kl"), 4), round(gaussian_information([0.8], "js"), 4)
-        (0.5108, 0.2167)
+        (0.5108, 0.2673)
     """
     divergence = make_divergence(divergence)
     rho = torch.tensor([abs(float(value)) for value in correlations], dtype=torch.float64)
     if not bool((rho < 1).all()):
         raise ValueError(f"correlations must lie in (-1, 1), got one of {float(rho.max()):g}")
-    rho = rho[rho > 0]
+    rho = rho[rho > 1e-8]  # the square of a smaller one is below the precision
     if not len(rho):
         return 0.0
     law = _LogRatioLaw(rho)
@@ -223,7 +234,7 @@ class _LogRatioLaw:
         tilt -1; two more reach the tails of an f that grows faster than u, or that is infinite at 0.
         """
         pole = 1 / float(self.rho.max())
-        tilts = [-(1 + pole) / 2, -1.0, 0.0, pole / 2]
+        tilts = [-min((1 + pole) / 2, 3.0), -1.0, 0.0, min(pole / 2, 2.0)]
 
         def integrand(r: Tensor) -> Tensor:
             r = r.clamp(-340.0, 340.0)  # e^(2r) is a number; beyond, there is no mass
@@ -240,7 +251,7 @@ class _LogRatioLaw:
         centre = self.information + float((tilt * self.rho.square() / rest).sum())
         spread = float((self.rho.square() * (2 - rest) / rest.square()).sum())
         half = width / (pole - abs(tilt)) + 8 * math.sqrt(spread)
-        points = 1 << math.ceil(math.log2(4 * half / step))
+        points = 1 << math.ceil(math.log2(max(4 * half / step, 2048)))
         step = 4 * half / points
         omega = 2 * math.pi * torch.fft.fftfreq(points, d=step, dtype=torch.float64)
         argument = torch.complex(torch.full_like(omega, tilt), omega)

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.information.estimation import Estimate
 
@@ -31,8 +31,8 @@ FEW_SAMPLES = 100
 """Below this number of samples, no estimate is to be relied on."""
 
 
-def largest_information(divergence: str | Divergence) -> float:
-    r"""The supremum of the f-mutual information, f(0) + f'(inf): infinite for KL, 2 log 2 for JS (as f is written here).
+def largest_information(divergence: DivergenceName | Divergence) -> float:
+    r"""The supremum of the f-mutual information, f(0) + f'(inf): infinite for KL, 2 log 2 for JS as f is written here.
 
     Example:
         >>> round(largest_information("js"), 4), largest_information("squared_hellinger"), largest_information("kl")
@@ -42,7 +42,7 @@ def largest_information(divergence: str | Divergence) -> float:
     return float(divergence.f(torch.tensor(0.0, dtype=torch.float64))) + divergence.supremum
 
 
-def matching_information(divergence: str | Divergence, atoms: float) -> float:
+def matching_information(divergence: DivergenceName | Divergence, atoms: float) -> float:
     """The f-mutual information of K equally frequent pairs, f(K) / K + (1 - 1/K) f(0).
 
     Example:
@@ -55,7 +55,7 @@ def matching_information(divergence: str | Divergence, atoms: float) -> float:
 
 
 def largest_bound(
-    divergence: str | Divergence, samples: int, confidence: float = 0.95, *, joint_only: bool = False
+    divergence: DivergenceName | Divergence, samples: int, confidence: float = 0.95, *, joint_only: bool = False
 ) -> float:
     r"""What no distribution-free lower bound from N samples may exceed at this confidence.
 

@@ -1,7 +1,8 @@
 """Samples for estimators: validation, one-hot columns of discrete variables, marginals made Gaussian.
 
-f-mutual information does not change under a bijection of x alone or of y alone. So every continuous column may be mapped
-to its normal scores (:func:`normal_scores`), which removes heavy tails and skewed marginals from what a critic learns.
+f-mutual information does not change under a bijection of x alone or of y alone. So every continuous column may be
+mapped to its normal scores (:func:`normal_scores`), which removes heavy tails and skewed marginals from what a
+critic learns.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def normal_scores(columns: Tensor) -> Tensor:
         _, inverse, counts = column.unique(return_inverse=True, return_counts=True)
         last = counts.cumsum(0).double()
         ranks[:, k] = (last - (counts - 1) / 2)[inverse]  # 1-based mean rank
-    return torch.special.ndtri((ranks - 0.5) / n)
+    scores: Tensor = torch.special.ndtri((ranks - 0.5) / n)
+    return scores
 
 
 def standardise(columns: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.special import log_hyp0f1
 
@@ -100,7 +100,7 @@ class CosineLaw:
         return -torch.cos((right - 1 + share.clamp(0, 1)) * math.pi / (GRID - 1))
 
 
-def sphere_information(dimensions: int, gamma: float, divergence: str | Divergence = "kl") -> float:
+def sphere_information(dimensions: int, gamma: float, divergence: DivergenceName | Divergence = "kl") -> float:
     r"""Exact f-mutual information under the paper's assumption, by one-dimensional quadrature.
 
     .. math:: I_f = E_c[f(e^{2 \gamma c} / Z)], \qquad c \text{ the cosine of independent uniform vectors},
@@ -223,7 +223,8 @@ def log_ratio_bins(joint: Tensor, independent: Tensor, bins: int = 40) -> RatioB
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
-        >>> found = log_ratio_bins(CosineLaw(8, 1.0).sample(20000, generator), CosineLaw(8, 0.0).sample(20000, generator))
+        >>> joint, independent = (CosineLaw(8, gamma).sample(20000, generator) for gamma in (1.0, 0.0))
+        >>> found = log_ratio_bins(joint, independent)
         >>> fit = linear_fit(found.cosines, found.log_ratios, 1 / found.errors.square())
         >>> round(fit.slope)                         # 2 gamma
         2

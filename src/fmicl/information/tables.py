@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 
 __all__ = ["f_mutual_information"]
 
 
-def f_mutual_information(joint: Tensor, divergence: str | Divergence) -> Tensor:
+def f_mutual_information(joint: Tensor, divergence: DivergenceName | Divergence) -> Tensor:
     """The exact f-mutual information of a discrete joint distribution.
 
     I_f(X; Y) = sum_xy p(x) p(y) f(p(x, y) / (p(x) p(y))).

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import fmicl
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.kernels import world_of
 from fmicl.losses.functional import fmicl_terms_of_pairs
 from fmicl.losses.pairing import Block, Pairs
-from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
+from fmicl.losses.similarities import Similarity, make_similarity
 from fmicl.utils.numerics import normalise
 from fmicl.utils.validation import Negatives
 
@@ -76,7 +76,8 @@ class FMICLLoss(nn.Module):
         gamma: inverse width of the Gaussian kernel (None: 20, the paper's for text); for the cosine similarity,
             temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio on the sphere.
-        similarity: "gaussian" (the paper's), "cosine", or a ``fmicl.Similarity``, which has its own gamma and mu.
+        similarity: "gaussian" (the paper's), "cosine", "cosine_identity", or a ``fmicl.Similarity``, which has its own
+            gamma and mu.
         negatives: which pairs of the batch are negatives: "anchor" (the paper's), "cross" or "both".
         shift: "optimal" to maximise the bound over the Donsker-Varadhan shift too; for KL, alpha and mu are then
             constants.
@@ -133,11 +134,11 @@ class FMICLLoss(nn.Module):
     def __init__(
         self,
         model: SentenceTransformer,
-        divergence: str | Divergence = "kl",
+        divergence: DivergenceName | Divergence = "kl",
         alpha: float = 409600.0,
         gamma: float | None = None,
         mu: float | Literal["normalised"] = 1.0,
-        similarity: Literal["gaussian", "cosine"] | Similarity = "gaussian",
+        similarity: Literal["gaussian", "cosine", "cosine_identity"] | Similarity = "gaussian",
         negatives: Negatives = "anchor",
         shift: Literal["optimal"] | None = None,
         gather_across_devices: bool = True,
@@ -145,7 +146,7 @@ class FMICLLoss(nn.Module):
         super().__init__()
         self.model = model
         if gamma is None:
-            gamma = Gaussian().gamma if isinstance(similarity, Similarity) else 20.0
+            gamma = 1.0 if isinstance(similarity, Similarity) else 20.0  # a similarity has its own
         # At gamma = 20, rounding an inner product to bfloat16 would change u by several percent.
         self.objective = fmicl.FMICLLoss(
             divergence, alpha, gamma, mu, similarity, negatives, shift, gather=gather_across_devices, precision="high"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.backend import Backend, PairFunction, Square
-from fmicl.kernels.exchange import World, all_logsumexp, all_sum, gather_with_gradient, world_of
+from fmicl.kernels.exchange import World, all_logsumexp, all_max, all_sum, gather_with_gradient, ring_exchange, world_of
 from fmicl.kernels.parameters import fold_scalars, fold_scale, has_learnable_scalars
 from fmicl.kernels.positives import can_fuse_positives, normalise_pairs, pair_distances
 from fmicl.utils.learnable import Scalar
@@ -36,9 +36,10 @@ __all__ = [
     "Square",
     "World",
     "all_logsumexp",
+    "all_max",
     "all_sum",
     "can_fuse_positives",
-    "count_cosines",
+    "largest_cosine",
     "normalise_pairs",
     "pair_distances",
     "pair_sum",
@@ -148,25 +149,23 @@ def row_logsumexp(
     return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
 
 
-def count_cosines(x: Tensor, other: Tensor | None, skip: int | None = None, bins: int = 8192) -> Tensor:
-    """Histogram over [-1, 1] of this process's inner products x_i.o_j; not differentiable.
+def largest_cosine(x: Tensor, other: Tensor | None, skip: int | None = None, world: World | None = None) -> Tensor:
+    """The largest inner product of this process's rows with all columns, a scalar; not differentiable.
 
-    Args:
-        x: unit rows, (N, d).
-        other: unit columns, (M, d); None is x itself.
-        skip: leave out the pairs j = i + skip.
-        bins: number of bins.
-
-    Returns:
-        Counts, (bins,) float64.
+    Arguments as in `pair_sum`.
 
     Example:
         >>> import torch
-        >>> count_cosines(torch.eye(3), None, skip=0, bins=3)       # six pairs at 0
-        tensor([0., 6., 0.], dtype=torch.float64)
+        >>> largest_cosine(torch.eye(3), None, skip=0)
+        tensor(0.)
     """
+    world = world or World(0, (len(x),))
     x, columns = to_float32(x.detach()), to_float32((x if other is None else other).detach())
-    return tiled.count_cosines(x, columns, skip, bins)
+    parts = [
+        tiled.largest_cosine(x, part, None if skip is None else skip + world.first - first)
+        for part, first in ring_exchange(columns, world)
+    ]
+    return torch.stack(parts).max()
 
 
 def require_kernel(kernel: str, precision: str) -> None:

@@ -16,7 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "all_logsumexp", "all_sum", "gather_rows", "require_first_order", "ring_exchange", "world_of"]
+__all__ = [
+    "World",
+    "all_logsumexp",
+    "all_max",
+    "all_sum",
+    "gather_rows",
+    "require_first_order",
+    "ring_exchange",
+    "world_of",
+]
 
 # Columns of more bytes than this in all are passed around a ring instead of being gathered at once.
 RING_ABOVE = 256 * 2**20
@@ -189,10 +198,18 @@ def all_sum(value: Tensor, world: World) -> Tensor:
     return total
 
 
+def all_max(value: Tensor, world: World) -> Tensor:
+    """Largest value over processes, elementwise. Not differentiable."""
+    if world.size == 1:
+        return value.detach()
+    largest = value.detach().clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return largest
+
+
 def all_logsumexp(value: Tensor, world: World) -> Tensor:
     """Logarithm of the sum over processes of the exponentials of scalars."""
     if world.size == 1:
         return value
-    largest = value.detach().clone()
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    largest = all_max(value, world)
     return largest + all_sum(torch.exp(value - largest), world).log()

@@ -60,6 +60,8 @@ def lower(function: PairFunction) -> Lowered | None:
     if type(function) is Square:
         return Lowered("square", function.offset, function.scale, slope=function.scale)
     if type(function) is Critic:
+        if function.direct and function.divergence.supremum < math.inf:
+            return None  # f* itself, without the activation
         return _lower(function.divergence, function.offset, function.scale, function.free)
     return None
 
@@ -75,12 +77,13 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
         return None  # learned
     unbounded = free and divergence.supremum == math.inf
     match divergence:
-        case Weighted():
-            inner = _lower(divergence.base, offset - (0 if unbounded else math.log(divergence.alpha)), scale, free)
+        case Weighted(alpha=float() | int() as alpha):
+            inner = _lower(divergence.base, offset - (0 if unbounded else math.log(alpha)), scale, free)
+            constant = divergence.constant
+            if isinstance(constant, Tensor):
+                return None  # the base is learned
             return inner and inner._replace(
-                slope=divergence.alpha * inner.slope,
-                gain=divergence.alpha * inner.gain,
-                constant=divergence.alpha * inner.constant + divergence.constant,
+                slope=alpha * inner.slope, gain=alpha * inner.gain, constant=alpha * inner.constant + constant
             )
         case KL():
             return _lower(KL(), offset - 1, scale, False) if free else exponential(1.0, 1.0, 0.0, 1.0)

@@ -76,7 +76,8 @@ def fold_scalars(x: Tensor, other: Tensor, function: PairFunction, fast: bool) -
         function: its offset or scale is a tensor.
         fast: whether products may be rounded to bfloat16; the offset is then split into several columns.
     """
-    offset = torch.as_tensor(function.offset, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    # no copy from the host, which a CUDA graph can't capture
+    offset = torch.zeros((), dtype=torch.promote_types(x.dtype, torch.float32), device=x.device) + function.offset
     parts = _bfloat16_parts(offset) if fast else [offset]
     constants = torch.stack(parts).to(x.dtype).expand(len(x), -1)
     rows = torch.cat([_times(x, function.scale), constants], dim=1)
@@ -87,7 +88,7 @@ def fold_scalars(x: Tensor, other: Tensor, function: PairFunction, fast: bool) -
 
 
 def fold_scale(x: Tensor, scale: Tensor, with_itself: bool) -> tuple[Tensor, float]:
-    """Rows x~ and a number s such that s x~_i.o_j is scale x_i.o_j, or s x~_i.x~_j is scale x_i.x_j if `with_itself`."""
+    """Rows x~ and a number s: s x~_i.o_j is scale x_i.o_j, or s x~_i.x~_j is scale x_i.x_j if `with_itself`."""
     known = host_value(scale)
     nominal = _LARGE_SCALE if known is None else known
     factor = scale / nominal

@@ -31,7 +31,7 @@ def can_fuse_positives(x: Tensor, y: Tensor, kernel: str) -> bool:
 
 
 def normalise_pairs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit rows of x and y, (N, d) float32, and the squared distances between them, (N,).
+    """Unit rows of x and y, (N, d) float32, and the squared distances between them, (N,); 2 if one of them is zero.
 
     Args:
         x: (N, d) float32, bfloat16 or float16, such that `can_fuse_positives`.

@@ -8,29 +8,30 @@ import triton.language as tl
 
 @triton.jit
 def _unit(row):
-    """The row divided by its length, and that factor; a zero row stays zero, with factor 1."""
+    """The row divided by its length, that factor, and 1 for a zero row, which stays zero, with factor 1."""
     largest = tl.max(tl.abs(row), axis=0)
+    zero = tl.where(largest > 0, 0.0, 1.0)
     largest = tl.where(largest > 0, largest, 1.0)
     row = row / largest  # first, since squares of very small or large entries underflow or overflow
     length = tl.sqrt(tl.sum(row * row, axis=0))
     length = tl.where(length > 0, length, 1.0)
-    return row / length, 1.0 / (largest * length)
+    return row / length, 1.0 / (largest * length), zero
 
 
 @triton.jit
 def normalise_pairs(x, y, x_out, y_out, factors, distances, n, d, BD: tl.constexpr):
-    """Unit rows of x and y, their normalisation factors, and the squared distance of each pair."""
+    """Unit rows of x and y, their normalisation factors, and the squared distance of each pair; 2 for a zero row."""
     i = tl.program_id(0)
     k = tl.arange(0, BD)
     inside = k < d
     at = i.to(tl.int64) * d + k
-    a, a_factor = _unit(tl.load(x + at, mask=inside, other=0.0).to(tl.float32))
-    b, b_factor = _unit(tl.load(y + at, mask=inside, other=0.0).to(tl.float32))
+    a, a_factor, a_zero = _unit(tl.load(x + at, mask=inside, other=0.0).to(tl.float32))
+    b, b_factor, b_zero = _unit(tl.load(y + at, mask=inside, other=0.0).to(tl.float32))
     tl.store(x_out + at, a, mask=inside)
     tl.store(y_out + at, b, mask=inside)
     tl.store(factors + i, a_factor)
     tl.store(factors + n + i, b_factor)
-    tl.store(distances + i, tl.sum((a - b) * (a - b), axis=0))
+    tl.store(distances + i, tl.sum((a - b) * (a - b), axis=0) + a_zero + b_zero)
 
 
 @triton.jit

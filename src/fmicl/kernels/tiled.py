@@ -19,7 +19,7 @@ from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = [
-    "count_cosines",
+    "largest_cosine",
     "logsumexp_both",
     "logsumexp_gradient",
     "logsumexp_rows",
@@ -208,15 +208,14 @@ def _evaluate(
 
 
 @_exact
-def count_cosines(x: Tensor, columns: Tensor, skip: int | None, bins: int) -> Tensor:
-    """Histogram of the inner products x_i.o_j over [-1, 1]: (bins,), float64. CUDA graphs can capture it."""
-    counts = _zero(x).expand(bins).clone()
+def largest_cosine(x: Tensor, columns: Tensor, skip: int | None) -> Tensor:
+    """The largest inner product x_i.o_j, a scalar; -inf if every pair is skipped. CUDA graphs can capture it."""
+    largest = x.new_full((), -torch.inf)
     for i, j, z in _Tiles(x, columns, 0.0, 1.0):
-        cosines = z.clamp_(-1, 1)
-        for skipped in _skipped(cosines, skip, i, j):
-            skipped.fill_(2.0)  # outside of the histogram
-        counts += torch.histc(cosines, bins, -1, 1)
-    return counts
+        for skipped in _skipped(z, skip, i, j):
+            skipped.fill_(-torch.inf)
+        largest = torch.maximum(largest, z.max())
+    return largest
 
 
 @_exact

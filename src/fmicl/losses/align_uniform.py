@@ -61,7 +61,8 @@ class AlignUniformLoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"gamma={format_scalar(self.gamma)}, power={self.power:g}, weight={format_scalar(self.weight)}, negatives={self.negatives}"
+        gamma, weight = format_scalar(self.gamma), format_scalar(self.weight)
+        return f"gamma={gamma}, power={self.power:g}, weight={weight}, negatives={self.negatives}"
 
 
 @register_objective("align_uniform", summary="Alignment and uniformity (Wang and Isola, 2020).")

@@ -24,7 +24,7 @@ class DCLLoss(InfoNCELoss):
     never above it (as an objective, plus the log of the number of negatives).
 
     Args:
-        temperature: its paper's is 0.07 on CIFAR-10 and 0.1 on ImageNet.
+        temperature: lightly's default is 0.1.
         negatives: "both" (theirs), "cross" or "anchor"; pass explicit ones to the call.
         label_negatives: in calls with labels, "all" other samples are negatives, or "other_classes" only.
         options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).

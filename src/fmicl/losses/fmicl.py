@@ -9,7 +9,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
@@ -54,7 +54,7 @@ class FMICLLoss(LabelledLoss):
             alpha, gamma and mu may be tensors: an `nn.Parameter` is a parameter of this module, and is trained with the
             encoder. So are the parameters that the divergence depends on (`learned`), such as Tsallis's order or those
             that a function of yours captures; a copy of this module shares the latter.
-        similarity: "gaussian", "cosine", or a `Similarity`.
+        similarity: "gaussian", "cosine", "cosine_identity" (the paper's Table 4; see `Cosine`), or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; pass explicit ones to the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
             long with it.
@@ -80,7 +80,7 @@ class FMICLLoss(LabelledLoss):
 
     def __init__(
         self,
-        divergence: str | Divergence,
+        divergence: DivergenceName | Divergence,
         alpha: Scalar = 40.0,
         gamma: Scalar = 1.0,
         mu: Scalar | Literal["normalised"] = 1.0,
@@ -101,7 +101,9 @@ class FMICLLoss(LabelledLoss):
         self.mu = mu
         self.similarity = similarity
         self.shift = shift
-        self.learned = nn.ParameterList(_parameters(self.divergence, similarity))
+        learned = _parameters(self.divergence, similarity)
+        if learned:
+            self.learned = nn.ParameterList(learned)
 
     def forward(
         self,
@@ -165,7 +167,11 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
         1.0,
         "Inverse width of the Gaussian kernel exp(-gamma |x - y|^2); the cosine's temperature is 1 / (2 gamma).",
     )
-    similarity: Literal["gaussian", "cosine"] = option("gaussian", "Similarity of two embeddings.")
+    similarity: Literal["gaussian", "cosine", "cosine_identity"] = option(
+        "gaussian",
+        "Similarity of two embeddings; cosine_identity is the paper's cosine, without an activation (T = x.y at "
+        "--gamma 0.5), and fails for some divergences.",
+    )
     shift: Literal["optimal"] | None = option(None, "Maximise the bound over the Donsker-Varadhan shift as well.")
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fmicl.divergences import JS, Divergence
+from fmicl.divergences import JS, Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
@@ -113,7 +113,7 @@ def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
 def fmicl_loss(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     alpha: Scalar = 40.0,
     gamma: Scalar = 1.0,
@@ -143,7 +143,7 @@ def fmicl_loss(
         alpha: weight of the negative term.
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised".
-        similarity: "gaussian", "cosine", or a `Similarity`, which has its own gamma and mu.
+        similarity: "gaussian", "cosine", "cosine_identity", or a `Similarity`, which has its own gamma and mu.
         negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
         shift: "optimal" maximises the bound over T - v as well (Donsker-Varadhan). For KL that takes no further pass
             over the pairs, for the others several, to find v. None leaves v = 0.
@@ -187,7 +187,7 @@ def fmicl_loss(
 def fmicl_terms(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     alpha: Scalar = 40.0,
     gamma: Scalar = 1.0,
@@ -315,10 +315,7 @@ def align_uniform_loss(
     require_positive_scalar("weight", weight)
     require_power(power)
     pairs = Pairs.prepare(x, y, negatives, **options)
-    if power == 2:
-        distance = pairs.squared_distances()
-    else:
-        distance = torch.linalg.vector_norm(pairs.x.to(pairs.dtype) - pairs.y.to(pairs.dtype), dim=-1).pow(power)
+    distance = pairs.squared_distances() if power == 2 else pairs.lengths().pow(power)
     return pairs.mean_of_rows(distance) + weight * (pairs.log_mean_exp(2 * gamma) - 2 * gamma)
 
 
@@ -454,7 +451,7 @@ def dhel_loss(
 def icon_loss(
     x: Tensor,
     y: Tensor,
-    divergence: str | Divergence = "kl",
+    divergence: DivergenceName | Divergence = "kl",
     *,
     temperature: Scalar = 0.5,
     negatives: Negatives | Tensor = "both",

@@ -7,7 +7,7 @@ from typing import Unpack
 
 from torch import Tensor, nn
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.losses import functional
 from fmicl.losses.base import LabelledLoss
@@ -47,7 +47,7 @@ class IConLoss(LabelledLoss):
 
     def __init__(
         self,
-        divergence: str | Divergence = "kl",
+        divergence: DivergenceName | Divergence = "kl",
         temperature: Scalar = 0.5,
         negatives: Negatives = "both",
         label_negatives: LabelNegatives = "all",

@@ -25,7 +25,7 @@ from fmicl.losses.targets import (
     require_label_negatives,
 )
 from fmicl.utils.learnable import Scalar, host_value
-from fmicl.utils.numerics import normalise
+from fmicl.utils.numerics import normalise, unit_rows
 from fmicl.utils.validation import Negatives, require_negatives
 
 __all__ = ["Block", "ComputeOptions", "Pairs", "check_options", "check_views", "describe_options"]
@@ -117,6 +117,7 @@ class Pairs:
         kernel: implementation of the sums over pairs.
         fast: whether products may be rounded to bfloat16.
         distances: |x_i - y_i|^2, (N,), if known already.
+        zero_rows: number of zero rows among x_i and y_i, (N,), if the distances don't count them yet.
         labelled: the pairs with labels or soft targets, if there are any.
     """
 
@@ -127,6 +128,7 @@ class Pairs:
     kernel: Kernel
     fast: bool
     distances: Tensor | None = None
+    zero_rows: Tensor | None = None
     labelled: LabelledPairs | None = None
 
     @classmethod
@@ -178,7 +180,8 @@ class Pairs:
             _check_columns(targets, x, world)
         if explicit is None and world.total < 2:
             raise ValueError(
-                f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}"
+                f"negatives={negatives!r} needs at least two samples in a batch, got shape {tuple(x.shape)}; if this "
+                "is the last batch of an epoch, DataLoader(..., drop_last=True) leaves it out"
             )
         named = [x, y] if explicit is None else [x, y, explicit]
         kernel, precision = _within_transforms(options["kernel"], world), options["precision"]
@@ -186,7 +189,7 @@ class Pairs:
         fast = precision == "fast" or (precision == "auto" and half)
         as_it_is = fast and options["normalised"] and all(v.dtype == torch.bfloat16 for v in named)
         widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
-        distances = None
+        distances = zero_rows = None
         if as_it_is:
             ready = named
         elif options["normalised"]:
@@ -195,7 +198,9 @@ class Pairs:
             *ready, distances = kernels.normalise_pairs(x, y)
             ready += [normalise(value.to(widest)) for value in named[2:]]
         else:
-            ready = [normalise(value.to(widest)) for value in named]
+            (x_unit, x_zero), (y_unit, y_zero) = (unit_rows(value.to(widest)) for value in named[:2])
+            ready = [x_unit, y_unit, *(normalise(value.to(widest)) for value in named[2:])]
+            zero_rows = x_zero.to(widest) + y_zero
         if distances is None and kernel != "reference":
             *views, distances = kernels.pair_distances(
                 ready[0], ready[1], kernels.can_fuse_positives(ready[0], ready[1], kernel)
@@ -208,7 +213,7 @@ class Pairs:
             mode = "explicit" if isinstance(negatives, Tensor) else negatives
             dense = kernel == "reference"
             labelled = LabelledPairs.of(ready[0], ready[1], unit, mode, targets, label_negatives, world, dense)
-        return cls(ready[0], ready[1], blocks, world, kernel, fast, distances, labelled)
+        return cls(ready[0], ready[1], blocks, world, kernel, fast, distances, zero_rows, labelled)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -216,10 +221,22 @@ class Pairs:
         return torch.promote_types(self.x.dtype, torch.float32)
 
     def squared_distances(self) -> Tensor:
-        """|x_i - y_i|^2 of the two views of each sample, (N,)."""
-        if self.distances is not None:
-            return self.distances
-        return (self.x.to(self.dtype) - self.y.to(self.dtype)).square().sum(dim=-1)
+        """|x_i - y_i|^2 = 2 - 2 x_i.y_i of the two views of each sample, (N,).
+
+        A zero row is orthogonal to every row, as among the negatives: its squared distance is 2.
+        """
+        distances = self.distances
+        if distances is None:
+            distances = (self.x.to(self.dtype) - self.y.to(self.dtype)).square().sum(dim=-1)
+        return distances if self.zero_rows is None else distances + self.zero_rows
+
+    def lengths(self) -> Tensor:
+        """|x_i - y_i|, (N,), with a finite gradient where the views coincide; a zero row is at sqrt(2)."""
+        length: Tensor = torch.linalg.vector_norm(self.x.to(self.dtype) - self.y.to(self.dtype), dim=-1)
+        if self.zero_rows is None:
+            return length
+        missing = self.zero_rows > 0
+        return torch.where(missing, torch.where(missing, self.squared_distances(), 1.0).sqrt(), length)
 
     def products(self) -> Tensor:
         """x_i.y_i of the two views of each sample, (N,)."""
@@ -270,11 +287,13 @@ class Pairs:
         """The mean of a function over all negatives of all processes, the same on each."""
         return kernels.all_sum(self.mean(function), self.world) / len(self.world.sizes)
 
-    def count_cosines(self) -> Tensor:
-        """Histogram of the inner products of this process's negatives, over equal bins of [-1, 1]: (bins,)."""
-        return torch.stack(
-            [block.weight * kernels.count_cosines(block.rows, block.columns, block.skip) for block in self.blocks]
-        ).sum(dim=0)
+    def largest_cosine(self) -> Tensor:
+        """The largest inner product of a negative pair of all processes, a scalar."""
+        if self._excludes is not None:
+            rows = self._excludes.detached().map(lambda c, chunk: c.masked_fill(~chunk.negatives, -1.0).amax(dim=1))
+            return kernels.all_max(rows.max(), self.world)
+        found = [kernels.largest_cosine(block.rows, block.columns, block.skip, block.world) for block in self.blocks]
+        return kernels.all_max(torch.stack(found).max(), self.world)
 
     def log_mean_exp(self, scale: Scalar) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.

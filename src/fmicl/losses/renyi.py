@@ -61,7 +61,10 @@ class RenyiLoss(ContrastiveLoss):
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
-        return f"order={self.order:g}, skew={self.skew:g}, temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
+        return (
+            f"order={self.order:g}, skew={self.skew:g}, temperature={format_scalar(self.temperature)}, "
+            f"negatives={self.negatives}"
+        )
 
 
 @register_objective("renyi", summary="RenyiCL: skew Renyi divergence (Lee and Shin, 2022).")

@@ -73,8 +73,8 @@ class RPCLoss(ContrastiveLoss):
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
         return (
-            f"alpha={self.alpha:g}, beta={self.beta:g}, gamma={self.gamma:g}, temperature={format_scalar(self.temperature)}, "
-            f"similarity={self.similarity}, negatives={self.negatives}"
+            f"alpha={self.alpha:g}, beta={self.beta:g}, gamma={self.gamma:g}, "
+            f"temperature={format_scalar(self.temperature)}, similarity={self.similarity}, negatives={self.negatives}"
         )
 
 

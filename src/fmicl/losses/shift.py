@@ -5,8 +5,18 @@ The lower bound of f-mutual information with a critic T holds for T - v as well,
     sup_v  E_pos[T] - v - alpha E_neg[f*(T - v)] ,
 
 is concave in v, with slope alpha E_neg[(f*)'(T - v)] - 1. For KL the maximiser is v = log(alpha E_neg[e^(T-1)]); for
-the others it is the root of that slope, found here. By the envelope theorem the gradient of the maximum in the
-embeddings is that of the bound at fixed v.
+the others it is the root of that slope, found here. By the envelope theorem the gradient of the maximum, in the
+embeddings and in what is learned, is that of the bound at fixed v.
+
+T may be as large as e^80 (reverse KL at gamma = 20), and v is about as large as T of the closest negative pair, while
+T - v is of the order of f'(1 / alpha). So it is not computed by subtraction. With z_0 the largest z of a negative
+pair, v = T(z_0) - f'(e^s), and
+
+    T(z) - v = (T(z) - T(z_0)) + f'(e^s) ,
+
+whose first part has a closed form without cancellation. The unknown is s, the log density ratio that (f*)' attains at
+the closest pair: it lies between log(1 / alpha), if all pairs are equally close, and log(M / alpha), if one of M pairs
+counts alone.
 """
 
 from __future__ import annotations
@@ -19,31 +29,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fmicl.divergences import KL
+from fmicl.divergences import KL, Divergence
 from fmicl.divergences.critic import Critic
+from fmicl.kernels import all_max
 from fmicl.kernels.backend import PairFunction
 from fmicl.kernels.transforms import in_transforms, is_capturing
 from fmicl.losses.pairing import Pairs
+from fmicl.utils.learnable import Scalar, log
 
-__all__ = ["ShiftedCritic", "optimal_shift", "optimally_shifted", "shift_from_histogram"]
+__all__ = ["ShiftedCritic", "optimal_shift", "optimally_shifted"]
 
-_CANDIDATES, _ROUNDS = 64, 12  # divide the range, which may be as wide as e^40, into 64^12 parts
-_ROUNDING = 1e-6  # of an inner product, which may lie above its bin by as much
+_PASSES = 60  # over the pairs, at most
+_CAPTURED_PASSES = 14  # in a CUDA graph, where no value can be tested: more than almost any search needs
+_ROUNDING = 4  # units in the last place of offset and scale, by which z of two equally close pairs may differ
+_LOST = 1e-3  # relative error of (f*)' from which a shift counts as unresolved
 
 
-def optimally_shifted(pairs: Pairs, critic: Critic, alpha: float) -> Tensor:
+def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
     """min_v v + alpha E_neg[f*(T - v)]: f-MICL's uniformity term with the optimal shift.
 
-    KL has it in closed form. The others need several passes over the pairs, and are differentiable once. While a CUDA
-    graph is captured, v comes from a histogram instead (`shift_from_histogram`).
+    KL has it in closed form. The others need several passes over the pairs, and are differentiable once.
 
     Raises:
-        ValueError: no finite v is optimal, or the divergence isn't KL and the call is within a transform of torch.func.
+        ValueError: no finite v is optimal, or rounding hides it, or the divergence isn't KL and the call is within a
+            transform of torch.func.
     """
     if type(critic.divergence) is KL:  # not a subclass, which may compute something else
         # v* = log(alpha E[e^(T-1)]), at which alpha E[f*(T - v*)] = 1
         constant = critic.offset - (1.0 if critic.free else 0.0)
-        return math.log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale)
+        return log(alpha) + constant + 1 + pairs.log_mean_exp(critic.scale)
     if in_transforms():
         raise ValueError(
             f"within torch.func shift='optimal' works with kl alone, got {critic.divergence.name}: the search for v "
@@ -54,45 +68,70 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: float) -> Tensor:
 
         shifted: Tensor = run_eager(optimally_shifted, pairs, critic, alpha)
         return shifted
-    v: float | Tensor
-    if is_capturing(pairs.x) and pairs.world.size == 1 and pairs.labelled is None:
-        v = shift_from_histogram(critic, alpha, pairs.count_cosines()).to(pairs.dtype)
-    else:
-        v = optimal_shift(critic, alpha, pairs.detached().global_mean, precision=4 * torch.finfo(pairs.dtype).eps)
-    uniformity: Tensor = _DifferentiableOnce.apply(v + alpha * pairs.mean(ShiftedCritic(critic, v)))
-    return uniformity
+    with torch.no_grad():
+        closest = _wide(critic.z(pairs.largest_cosine()))
+        rounding = torch.finfo(pairs.dtype).eps
+        number = all_max(torch.full_like(closest, float(pairs.count())), pairs.world)
+        start = ShiftedCritic(critic, closest, closest, _ROUNDING * rounding)
+        found = optimal_shift(
+            start, alpha, pairs.detached().global_mean, number,
+            precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x),
+        )  # fmt: skip
+    uniformity: Tensor = _DifferentiableOnce.apply(found.shift() + alpha * pairs.mean(found))
+    return uniformity.to(pairs.dtype)
 
 
 @dataclass(frozen=True)
 class ShiftedCritic:
-    """The penalty f*(T(z) - v) of a negative pair, at fixed v."""
+    """The penalty f*(T(z) - v) of a negative pair, at fixed v. It computes in float64 where the device has it.
+
+    Attributes:
+        critic: gives T.
+        closest: the largest z of a negative pair, a scalar.
+        log_ratio: s with v = T(closest) - f'(e^s), a scalar.
+        rounding: z may be wrong by this much relative to offset and scale. Pairs that are as close to the closest one
+            count as equally close: only so the two orders of a pair, whose products round differently, weigh the same.
+    """
 
     critic: Critic
-    v: float | Tensor
+    closest: Tensor
+    log_ratio: Tensor
+    rounding: float = 0.0
 
     @property
-    def offset(self) -> float:
+    def offset(self) -> Scalar:
         """The critic's."""
         return self.critic.offset
 
     @property
-    def scale(self) -> float:
+    def scale(self) -> Scalar:
         """The critic's."""
         return self.critic.scale
 
+    def shift(self) -> Tensor:
+        """v = T(closest) - f'(e^s)."""
+        return self.critic.score(self.closest) - self.critic.divergence.score(self.log_ratio)
+
+    def shifted_score(self, z: Tensor) -> Tensor:
+        """T(z) - v, without the difference of large numbers."""
+        offset, scale = (torch.zeros_like(self.closest) + value for value in (self.offset, self.scale))
+        tie = self.closest - self.rounding * (offset.abs() + scale.abs())
+        z = z + torch.where(z >= tie, self.closest - z, 0.0).detach()
+        return self.critic.score_difference(z, self.closest) + self.critic.divergence.score(self.log_ratio)
+
     def penalty(self, z: Tensor) -> Tensor:
         """f*(T(z) - v)."""
-        return self.critic.divergence.conjugate(self.critic.score(z) - self.v)
+        return self.critic.divergence.conjugate(self.shifted_score(_wide(z))).to(z.dtype)
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The penalty and its derivative in z, by automatic differentiation."""
 
         def total(value: Tensor) -> tuple[Tensor, Tensor]:
-            penalty = self.penalty(value)
+            penalty = self.critic.divergence.conjugate(self.shifted_score(value))
             return penalty.sum(), penalty
 
-        slope, penalty = torch.func.grad(total, has_aux=True)(z)
-        return penalty, slope
+        slope, penalty = torch.func.grad(total, has_aux=True)(_wide(z))
+        return penalty.to(z.dtype), slope.to(z.dtype)
 
 
 @dataclass(frozen=True)
@@ -100,130 +139,115 @@ class _Attained(ShiftedCritic):
     """(f*)'(T(z) - v), the density ratio at which f* is attained: minus the derivative of the penalty in v."""
 
     def penalty(self, z: Tensor) -> Tensor:
-        return self.critic.divergence.conjugate_derivative(self.critic.score(z) - self.v)
+        return self.critic.divergence.conjugate_derivative(self.shifted_score(_wide(z))).to(z.dtype)
 
 
 @torch.no_grad()
 def optimal_shift(
-    critic: Critic, alpha: float, mean: Callable[[PairFunction], Tensor], precision: float = 1e-14
-) -> float:
-    """The v that maximises E_pos[T] - v - alpha E_neg[f*(T - v)].
+    start: ShiftedCritic,
+    alpha: Scalar,
+    mean: Callable[[PairFunction], Tensor],
+    number: Tensor,
+    precision: float = 1e-12,
+    capturing: bool = False,
+) -> ShiftedCritic:
+    """The shift that maximises E_pos[T] - v - alpha E_neg[f*(T - v)].
 
     Args:
-        critic: gives T and f*; z = offset + scale * c with c in [-1, 1].
+        start: the critic with its closest pair; its `log_ratio` is not used.
         alpha: weight of the negative term.
         mean: average of a pair function over the negatives. Each call is a pass over all pairs.
+        number: of negatives, a scalar, or an upper bound of it.
         precision: relative rounding error of these averages, which limits that of the root.
+        capturing: read no value on the host, as within a CUDA graph: a fixed number of passes, and no errors.
 
     Returns:
-        v as a number; the gradient does not need its dependence on the embeddings.
+        The critic with the optimal `log_ratio`.
 
     Raises:
-        ValueError: no finite v is optimal, as for an f whose f' never takes the value f'(1 / alpha).
-    """
-    target, (low, v, high) = _range(critic, alpha)
-
-    def derivative(u: float) -> float:
-        return float(critic.divergence.derivative(torch.tensor(u, dtype=torch.float64)))
-
-    # f'(E_neg[(f*)'(T - v)]), a generalised mean of T - v, is f'(1 / alpha) at the optimum. In v it is nearly a line of
-    # slope -1 (exactly so if all T are equal, and for KL): the secant method needs few passes.
-    points: list[tuple[float, float]] = []
-    least, most = low, high
-    last, before_last = math.inf, math.inf  # lengths of the steps
-    for _ in range(200):
-        attained = float(mean(_Attained(critic, v)))
-        if attained > 0 and abs(math.log(alpha * attained)) <= precision:
-            return v
-        low, high = (low, v) if alpha * attained <= 1 else (v, high)
-        nearest = precision * max(1.0, abs(v))  # smallest difference of two v that makes a difference
-        if high - low <= nearest:
-            break
-        points = [*points[-1:], (v, derivative(attained) - target if 0 < attained < math.inf else math.nan)]
-        step = _secant(points)
-        if abs(step) < nearest:  # step beyond the root, to bracket it
-            step = nearest if v == low else -nearest
-        # Bisect if a step leaves the bracket, or isn't half as long as the one before the last: slow, or one-sided.
-        if not (low < v + step < high and abs(step) <= before_last / 2):
-            longer = math.copysign(2 * max(abs(step), last), step)
-            # From one side, on beyond the root by longer and longer steps: the other end of the range may be far off.
-            beyond = (low == least or high == most) and low < v + longer < high
-            step = longer if beyond else low + (high - low) / 2 - v
-        last, before_last = abs(step), last
-        v += step
-    return high  # f* is finite for every pair there; at the lower end one may lie above its domain
-
-
-@torch.no_grad()
-def shift_from_histogram(critic: Critic, alpha: float, counts: Tensor) -> Tensor:
-    """The optimal v from a histogram of the inner products, without reading values on the host.
-
-    While a CUDA graph is captured Python can't test whether a search has converged. Every inner product counts as the
-    upper end of its bin, so v is a little too large: every pair stays in the domain of f*, and the bound remains a
-    lower bound, with an error of about the square of that of v.
-
-    Args:
-        critic: gives T and f*.
-        alpha: weight of the negative term.
-        counts: number of negatives in equal bins of [-1, 1], (bins,), float64.
-
-    Returns:
-        v, a float64 scalar on the device of `counts`.
-
-    Raises:
-        ValueError: as `optimal_shift`.
+        ValueError: no finite v is optimal, as for an f whose f' never takes the value f'(1 / alpha), or rounding of T
+            hides it, as for an f given as code with large scores.
 
     Example:
         >>> import fmicl
         >>> critic = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("js"), d=3)
-        >>> right_angles = critic.z(torch.zeros(6, dtype=torch.float64))
-        >>> exact = optimal_shift(critic, 40.0, lambda function: function.penalty(right_angles).mean())
-        >>> counts = torch.histc(torch.zeros(6, dtype=torch.float64), 1000, -1, 1)
-        >>> round(float(shift_from_histogram(critic, 40.0, counts)) - exact, 3)
-        0.004
+        >>> z = critic.z(torch.zeros(6, dtype=torch.float64))           # six pairs, equally close
+        >>> start, number = ShiftedCritic(critic, z[0], z[0]), torch.tensor(6.0, dtype=torch.float64)
+        >>> found = optimal_shift(start, 40.0, lambda function: function.penalty(z).mean(), number)
+        >>> torch.allclose(found.shift(), critic.score(z[0]) - critic.divergence.derivative(1 / 40))
+        True
     """
-    _, (low, _, high) = _range(critic, alpha)
-    bins, device = len(counts), counts.device
-    ends = torch.linspace(-1, 1, bins + 1, dtype=torch.float64, device=device)[1:] + _ROUNDING
-    scores, share = critic.score(critic.z(ends)), counts / counts.sum()
-    steps = torch.linspace(0, 1, _CANDIDATES, dtype=torch.float64, device=device)
-    start, end = (torch.full((), value, dtype=torch.float64, device=device) for value in (low, high))
-    for _ in range(_ROUNDS):
-        v = torch.lerp(start, end, steps)
-        ratios = critic.divergence.conjugate_derivative(scores - v[:, None])
-        attained = torch.where(share > 0, share * ratios, 0.0).sum(dim=1)
-        # It falls with v: take the first v with alpha * attained <= 1, and the one before; the last v always has it.
-        enough = torch.cat([(alpha * attained <= 1)[:-1], steps[-1:] > 0])
-        place = enough.to(torch.int32).argmax(dim=0, keepdim=True)
-        start, end = (v.gather(0, index.clamp(min=0)).squeeze(0) for index in (place - 1, place))
-    return end
+    closest = start.closest
+    weight = torch.log(torch.zeros_like(closest) + alpha)  # no copy from the host, which a CUDA graph can't capture
+    low, high = -weight, torch.log(_wide(number)) - weight
+    if not capturing:
+        _require_finite(start, alpha, low)
+
+    def at(s: Tensor) -> ShiftedCritic:
+        return ShiftedCritic(start.critic, closest, s, start.rounding)
+
+    def excess(s: Tensor) -> Tensor:
+        """log(alpha E_neg[(f*)'(T - v)]), which increases with s; 0 at the optimum."""
+        return weight + _wide(mean(_Attained(start.critic, closest, s, start.rounding))).log()
+
+    # The excess has slope 1 in s if all pairs are equally close, if one counts alone, and for KL: few secant steps.
+    s, before = low, torch.full_like(low, math.nan)
+    value_before, best, best_value = before, low, torch.full_like(low, math.inf)
+    step, step_before = (torch.full_like(low, math.inf) for _ in range(2))
+    for _ in range(_CAPTURED_PASSES if capturing else _PASSES):
+        value = excess(s)
+        better = value.abs() < best_value.abs()
+        best, best_value = torch.where(better, s, best), torch.where(better, value, best_value)
+        low, high = torch.where(value <= 0, s, low), torch.where(value <= 0, high, s)
+        done = (value.abs() <= precision) | (high - low <= precision * (1 + s.abs()))
+        if not capturing and bool(done):
+            break
+        slope = (value - value_before) / (s - before)
+        target = s - value / torch.where(slope > 0, slope, 1.0)  # NaN at first
+        # bisect if a step leaves the bracket, or isn't half as long as the one before the last
+        good = (target >= low) & (target <= high) & ((target - s).abs() <= step_before / 2)
+        target = torch.where(done, s, torch.where(good, target, (low + high) / 2))
+        step, step_before = (target - s).abs(), step
+        s, before, value_before = target, s, value
+    found = at(best)
+    if not capturing:
+        _require_resolved(found)
+    return found
 
 
-def _range(critic: Critic, alpha: float) -> tuple[float, tuple[float, float, float]]:
-    """f'(1 / alpha), and the range of v: its least value, that of orthogonal negatives, and its largest.
+def _wide(x: Tensor) -> Tensor:
+    """In float64, unless the device has none."""
+    return x.float() if x.device.type == "mps" else x.double()
 
-    If every T were t, v would be t - f'(1 / alpha). As (f*)' increases, the true v lies between the least and the
-    largest of these, and T between its values at c = -1 and c = 1. In double precision, as T may be as large as e^80.
 
-    Raises:
-        ValueError: no finite v is optimal.
-    """
-    places = [critic.offset - critic.scale, critic.offset, critic.offset + critic.scale]
-    target = float(critic.divergence.derivative(torch.tensor(1 / alpha, dtype=torch.float64)))
-    low, v, high = (float(t) - target for t in critic.score(torch.tensor(places, dtype=torch.float64)))
-    if not (math.isfinite(low) and math.isfinite(high)):
+def _require_finite(start: ShiftedCritic, alpha: Scalar, log_ratio: Tensor) -> None:
+    critic = start.critic
+    farthest = _wide(torch.as_tensor(critic.offset - critic.scale, device=log_ratio.device))
+    least, most, target = (
+        float(value)
+        for value in (critic.score(farthest), critic.score(start.closest), critic.divergence.score(log_ratio))
+    )
+    if not all(math.isfinite(value) for value in (least, most, target)):
         raise ValueError(
-            f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={alpha:g}; "
-            f"T lies between {low + target:g} and {high + target:g}"
+            f"shift='optimal': no finite shift for {critic.divergence.name} with alpha={float(alpha):g}; T lies "
+            f"between {least:g} and {most:g}, and f'(1 / alpha) is {target:g}"
         )
-    return target, (low, v, high)
 
 
-def _secant(points: list[tuple[float, float]]) -> float:
-    """The step from the last of some points (v, h) to the root of h; from a single one along slope -1."""
-    (before, h_before), (v, h) = points[0], points[-1]
-    slope = (h - h_before) / (v - before) if v != before else -1.0
-    return -h / (slope if slope < 0 else -1.0)
+def _require_resolved(found: ShiftedCritic) -> None:
+    """Refuse a root that the rounding of T hides, where the difference of two scores has no closed form."""
+    kind: Divergence = found.critic.divergence
+    if type(kind)._score_difference is not Divergence._score_difference:
+        return
+    score = kind.score(found.log_ratio)
+    error = 4 * torch.finfo(score.dtype).eps * found.critic.score(found.closest).abs()
+    ratios = kind.conjugate_derivative(torch.stack([score, score - error]))
+    if not bool(ratios[1] >= (1 - _LOST) * ratios[0]):
+        raise ValueError(
+            f"shift='optimal': rounding hides the shift of {kind.name}; T of the closest negatives is "
+            f"{float(found.critic.score(found.closest)):g}, known to {float(error):.1g}. Lower gamma, or define "
+            "_score_difference in a subclass of Divergence"
+        )
 
 
 class _DifferentiableOnce(torch.autograd.Function):

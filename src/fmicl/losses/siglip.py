@@ -22,7 +22,7 @@ __all__ = ["SigLIPLoss", "SigLIPOptions"]
 class SigLIPLoss(ContrastiveLoss):
     """SigLIP: each pair of views is classified as one sample or two. See `functional.siglip_loss`.
 
-    The scale t = e^`log_scale` and the bias are parameters of this module: give them to the optimiser with the encoder's.
+    The scale t = e^`log_scale` and the bias are parameters of this module: give them to the optimiser too.
 
     Related: it is `FMICLLoss("js", alpha=N - 1, gamma=t / 2, mu=e^(bias + t), negatives="cross")` plus N log 2.
 
@@ -37,7 +37,7 @@ class SigLIPLoss(ContrastiveLoss):
         >>> loss = fmicl.SigLIPLoss(scale=3.0, bias=-2.0)
         >>> js = fmicl.FMICLLoss("js", alpha=8 - 1, gamma=3.0 / 2, mu=math.exp(-2.0 + 3.0), negatives="cross")
         >>> torch.isclose(loss(x, y), js(x, y) + 8 * math.log(2))
-        tensor(True, ...)
+        tensor(True)
         >>> sorted(dict(loss.named_parameters()))
         ['bias', 'log_scale']
     """
@@ -61,9 +61,7 @@ class SigLIPLoss(ContrastiveLoss):
         return f"scale={float(self.log_scale.detach().exp()):g}, bias={float(self.bias.detach()):g}"
 
 
-@register_objective(
-    "siglip", summary="SigLIP: sigmoid loss of pairs, JS f-MICL with learned gamma and mu (Zhai et al., 2023)."
-)
+@register_objective("siglip", summary="SigLIP: JS f-MICL with learned gamma and mu (Zhai et al., 2023).")
 @dataclass(frozen=True)
 class SigLIPOptions(ObjectiveOptions):
     """Options of SigLIP."""

@@ -3,7 +3,8 @@ r"""Similarities: models of the log density ratio of two embeddings on the unit 
 A similarity is an affine function z = offset + scale * c of the inner product c = x.y of unit vectors:
 
     Gaussian   z = r = log(mu) - gamma |x - y|^2 = log(mu) - 2 gamma + 2 gamma c      u = e^r is the f-Gaussian kernel
-    Cosine     z = v = c / temperature                                                a free critic, as in f-GAN
+    Cosine     z = v = c / temperature                                                a free critic, as in f-GAN,
+                                                                                      or T itself, as in the paper
 
 `similarity.critic(divergence, d)` binds a divergence to it: score and penalty of a pair with inner product c.
 """
@@ -78,26 +79,40 @@ class Gaussian(Similarity):
 
 @dataclass(frozen=True)
 class Cosine(Similarity):
-    """The cosine critic v = x.y / temperature, mapped into the conjugate's domain by an output activation.
+    r"""The cosine critic v = x.y / temperature, with or without an output activation.
+
+    The paper (Table 4) takes the cosine as the critic itself, T = x.y: `activation="identity"` at temperature 1, with
+    the loss -mean T(x_i, y_i) + alpha mean f*(T). It is not the default, since f* is infinite above f'(inf): JS allows
+    no T above log 2, squared Hellinger, VLC and Neyman none above 1, reverse KL none above 0. There the loss is
+    infinite and a run stops. The slope of f* is infinite at that end, which close negatives reach: the paper's VLC
+    fails (10.00 %, chance). The default, f-GAN's output activation, keeps every value in the domain; where f'(inf) is
+    infinite (KL, Pearson, Tsallis, Jeffrey) the two are the same.
 
     Args:
         temperature: smaller is sharper; SimCLR takes 0.5 on CIFAR-10. A tensor may have a gradient.
+        activation: "f_gan" (`Divergence.activation`) or "identity".
 
     Example:
         >>> import torch, fmicl
         >>> critic = fmicl.Cosine(temperature=0.5).critic(fmicl.divergence("js"), d=2)
         >>> bool(critic.score(critic.z(torch.tensor(1.0))) < fmicl.divergence("js").supremum)
         True
+        >>> paper = fmicl.Cosine(temperature=1.0, activation="identity").critic(fmicl.divergence("js"), d=2)
+        >>> paper.score(torch.tensor(0.9)), paper.penalty(torch.tensor([0.6, 0.7]))      # log 2 is 0.693
+        (tensor(0.9000), tensor([1.7266,    inf]))
     """
 
     temperature: Scalar = 0.5
+    activation: Literal["f_gan", "identity"] = "f_gan"
 
     def __post_init__(self) -> None:
         require_positive_scalar("temperature", self.temperature)
+        if self.activation not in ("f_gan", "identity"):
+            raise ValueError(f"activation must be 'f_gan' or 'identity', got {self.activation!r}")
 
     def critic(self, divergence: Divergence, d: int) -> Critic:  # noqa: ARG002
         """z = v, a free critic."""
-        return Critic(divergence, 0.0, 1 / self.temperature, free=True)
+        return Critic(divergence, 0.0, 1 / self.temperature, free=True, activated=self.activation == "f_gan")
 
 
 @overload
@@ -148,7 +163,7 @@ class _LogMu(torch.autograd.Function):
         return torch.full_like(gamma, value)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.slope * grad, None
 
@@ -163,7 +178,9 @@ def make_similarity(
 
     Example:
         >>> make_similarity("cosine", gamma=5.0)
-        Cosine(temperature=0.1)
+        Cosine(temperature=0.1, activation='f_gan')
+        >>> make_similarity("cosine_identity", gamma=0.5)               # the paper's: T = x.y
+        Cosine(temperature=1.0, activation='identity')
     """
     gaussian = Gaussian(gamma, mu)  # checks both numbers
     if similarity == "gaussian":
@@ -175,8 +192,8 @@ def make_similarity(
         if given:
             raise ValueError(f"{similarity!r} has its own settings; leave out {' and '.join(given)}")
         return similarity
-    if similarity == "cosine":
+    if similarity in ("cosine", "cosine_identity"):
         if isinstance(mu, Tensor) or mu != 1.0:
             raise ValueError(f"the cosine similarity has no mu, got mu={mu!r}; only similarity='gaussian' does")
-        return Cosine(temperature=1 / (2 * gamma))
-    raise ValueError(f"similarity must be 'gaussian', 'cosine' or a Similarity, got {similarity!r}")
+        return Cosine(1 / (2 * gamma), "f_gan" if similarity == "cosine" else "identity")
+    raise ValueError(f"similarity must be 'gaussian', 'cosine', 'cosine_identity' or a Similarity, got {similarity!r}")

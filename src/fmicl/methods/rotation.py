@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.information import label_information
 from fmicl.models.norms import frozen_running_statistics
@@ -100,7 +100,13 @@ class Rotation(nn.Module):
     """
 
     def __init__(
-        self, features: int, divergence: str | Divergence, *, weight: float = 0.4, size: int = 16, hidden: int = 2048
+        self,
+        features: int,
+        divergence: DivergenceName | Divergence,
+        *,
+        weight: float = 0.4,
+        size: int = 16,
+        hidden: int = 2048,
     ) -> None:
         super().__init__()
         require_positive("weight", weight)

@@ -262,10 +262,18 @@ def check_model_path(name: str) -> None:
 
     Raises:
         FileNotFoundError: there is no such folder.
+        ValueError: it is a file, or the folder of something else.
     """
-    is_path = Path(name).is_absolute() or name.startswith(".") or name.count("/") > 1
-    if is_path and not Path(name).is_dir():
+    path = Path(name)
+    is_path = path.is_absolute() or name.startswith(".") or name.count("/") > 1
+    if path.is_file():
+        raise ValueError(f"{name} is a file: give the folder of a model, as save_pretrained writes it")
+    if is_path and not path.is_dir():
         raise FileNotFoundError(f"there is no model folder {name}")
+    if path.is_dir() and not (_inner_model(path) / "config.json").is_file():
+        raise ValueError(
+            f"{name} is no model's folder: it has no config.json. Give one that save_pretrained wrote, or a run on text"
+        )
 
 
 def declared_length_limit(name: str) -> int:

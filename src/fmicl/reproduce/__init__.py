@@ -5,23 +5,17 @@ from fmicl.reproduce import (
     batch_size,
     curves,
     estimation,
+    gaussian,
     imagenet,
     objectives,
     relations,
+    similarity,
     simplex,
     uniformity,
 )
 from fmicl.reproduce.experiment import EXPERIMENTS, Experiment, Scale, register_experiment
 
 __all__ = ["EXPERIMENTS", "Experiment", "Scale", "register_experiment"]
-_ = (
-    objectives,
-    imagenet,
-    uniformity,
-    batch_size,
-    alpha,
-    curves,
-    simplex,
-    estimation,
-    relations,
-)  # registered by import
+_ = (  # registered by import, in the order of the paper
+    objectives, imagenet, similarity, uniformity, batch_size, alpha, curves, gaussian, simplex, estimation, relations,
+)  # fmt: skip

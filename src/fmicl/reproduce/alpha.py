@@ -1,4 +1,4 @@
-"""Tables 7 and 8: accuracy against alpha, the weight of the negatives, on images and on text."""
+"""Tables 8 and 9: accuracy against alpha, the weight of the negatives, on images and on text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _result(
 class AlphaVision(Experiment):
     """KL and JS on CIFAR-10, seven values of alpha."""
 
-    paper = "the ablation of alpha on CIFAR-10"
+    paper = "Table 8 and Appendix D.2"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """200 epochs each; KL at alpha 1 also four times as long."""
@@ -75,7 +75,7 @@ class AlphaVision(Experiment):
 class AlphaText(Experiment):
     """KL and Pearson on Wikipedia, eight values of alpha."""
 
-    paper = "the ablation of alpha on Wikipedia"
+    paper = "Table 9"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """One epoch each."""

@@ -1,4 +1,4 @@
-"""Figure 5, right: accuracy against batch size."""
+"""Figure 4, right: accuracy against batch size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL_SIZES = (32, 64, 128, 256, 512)
 class BatchSize(Experiment):
     """Four objectives, batches of 32 to 2,048."""
 
-    paper = "the right panel of the figure on uniformity and batch size"
+    paper = "Figure 4, right"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """200 epochs, with the recipe's learning rate at every size."""

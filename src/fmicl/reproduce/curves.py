@@ -27,7 +27,7 @@ DIVERGENCES = {name: options for name, options in paper.COLUMNS.items() if "dive
 class Curves(Experiment):
     """The paper's six divergences on CIFAR-10."""
 
-    paper = "the figure of training losses in the appendix"
+    paper = "Figure 6"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """200 epochs each."""

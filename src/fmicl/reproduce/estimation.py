@@ -1,4 +1,4 @@
-"""Theorem on the estimation error: the objective's error on a batch of N, beside the theorem's rate."""
+"""Theorem 6, the estimation error: the objective's error on a batch of N, beside the theorem's rate."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def batch_objective(name: str, n: int, d: int, repetitions: int, *, gamma: float
 class Estimation(Experiment):
     """Computed from samples of the paper's model, without training."""
 
-    paper = "the theorem on the estimation error"
+    paper = "Theorem 6"
 
     def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
         """The error that 95 % of batches stay below, its slope, and the theorem's deviation term."""

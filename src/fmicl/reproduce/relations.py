@@ -48,7 +48,7 @@ ROWS = {
 class Relations(Experiment):
     """Contrastive and predictive methods that maximise an f-mutual information."""
 
-    paper = "the table of methods that apply f-divergences"
+    paper = "Table 5"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """200 epochs each."""

@@ -1,4 +1,4 @@
-"""Theorem 3 and its figure: points on the sphere that minimise each penalty, for N <= d + 1 and beyond."""
+"""Theorem 4 and Figure 5: points on the sphere that minimise each penalty, for N <= d + 1 and beyond."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def minimise_energy(f: Divergence, n: int, d: int, *, steps: int = 200, starts: 
 class Simplex(Experiment):
     """Minimisers of the negatives' cost; computed in seconds, without training."""
 
-    paper = "the theorem on uniformity and the figure of the regular simplex"
+    paper = "Theorem 4 and Figure 5"
 
     def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
         """Smallest and largest pair distance of each minimiser, beside the regular simplex's where there is one."""

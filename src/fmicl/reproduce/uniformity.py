@@ -1,4 +1,4 @@
-"""Figure 5, left and middle: sorted pair distances within a batch, by divergence."""
+"""Figure 4, left and middle: sorted pair distances within a batch, by divergence."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RANDOM = "random initialisation"
 class Uniformity(Experiment):
     """Distances of pairs of normalised embeddings."""
 
-    paper = "the left and middle panels of the figure on uniformity and batch size"
+    paper = "Figure 4, left and middle"
 
     def plan(self, scale: Scale) -> list[Planned]:
         """200 epochs each."""

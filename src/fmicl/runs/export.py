@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl.config import Settings
 from fmicl.models.vision import build_encoder
+from fmicl.models.weights import load_weights, read_weights
 from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, require_task
 from fmicl.utils.files import read_json, write_atomically, write_json
@@ -44,13 +45,17 @@ class EncoderConfig:
 
         Raises:
             FileNotFoundError: the run has no encoder yet.
+            ValueError: the file is damaged.
         """
         if not run.encoder_config.exists():
             raise FileNotFoundError(
                 f"{run.path} has no {run.encoder_config.name}: its training has not ended; continue it with --resume"
             )
         values = read_json(run.encoder_config)
-        return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+        try:
+            return cls(**{**values, "mean": tuple(values["mean"]), "std": tuple(values["std"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{run.encoder_config} is damaged, or of another version of fmicl: {error}") from error
 
     def build(self) -> nn.Module:
         """An untrained encoder of this config."""
@@ -90,10 +95,7 @@ def load_encoder(run: Path | str) -> nn.Module:
     if not folder.encoder.exists():
         raise FileNotFoundError(f"{folder.encoder} is missing: copy the whole run folder")
     encoder = config.build()
-    try:
-        encoder.load_state_dict(load_file(folder.encoder))
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{folder.encoder} doesn't have the weights of {config.encoder}: {error}") from error
+    load_weights(encoder, read_weights(folder.encoder), folder.encoder, config.encoder)
     return encoder.eval()
 
 
@@ -102,6 +104,7 @@ def load_projection(run: Run, *, trained: bool = True) -> nn.Module:
 
     Raises:
         FileNotFoundError: the training has not ended.
+        ValueError: the weights don't match the settings.
     """
     settings = read_settings(run, "images")
     if not run.projection.exists():
@@ -109,5 +112,5 @@ def load_projection(run: Run, *, trained: bool = True) -> nn.Module:
     features = EncoderConfig.read(run).features
     head = settings.method_options.method.projection_head(features, settings.hidden, settings.dim)
     if trained:
-        head.load_state_dict(load_file(run.projection))
+        load_weights(head, read_weights(run.projection), run.projection, "the projection head of settings.json")
     return head.eval()

@@ -189,7 +189,7 @@ def assumption_figure(check: AssumptionCheck, out: Path | str, *, theme: Theme =
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
         flow_axes, law_axes, ratio_axes = figure.subplots(1, 3)
     for axes, x_label, y_label in (
-        (flow_axes, "Squared distance of positive pairs", "Log density by RealNVP, less its mean"),
+        (flow_axes, "Squared distance of positive pairs", "Log density by RealNVP"),
         (law_axes, "Cosine of positive pairs", "Density"),
         (ratio_axes, "Cosine", "Log density ratio"),
     ):

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fmicl.config import Settings
+from fmicl.models.weights import describe_mismatch, read_weights
 from fmicl.runs.export import EncoderConfig
 from fmicl.runs.folder import open_run
 
-__all__ = ["ENCODER_ARGUMENTS", "check_weights", "describe_mismatch", "load_initial_weights", "preprocessing_of"]
+__all__ = ["ENCODER_ARGUMENTS", "check_weights", "load_initial_weights", "preprocessing_of"]
 
 TIMM = "timm"
 """The value of `--weights` for those that timm has."""
@@ -87,10 +86,7 @@ def load_initial_weights(encoder: nn.Module, settings: Settings) -> None:
     else:
         path = Path(settings.weights).expanduser()
         file = open_run(path).encoder if path.is_dir() else path
-        try:
-            state = load_file(file)
-        except Exception as error:  # safetensors has an error type of its own
-            raise ValueError(f"{file} can't be read as safetensors: {error}") from error
+        state = read_weights(file)
         source = str(file)
     wanted = encoder.state_dict()
     classifier = _classifier(encoder)
@@ -99,28 +95,6 @@ def load_initial_weights(encoder: nn.Module, settings: Settings) -> None:
     if wrong:
         raise ValueError(f"{source} are not weights of {settings.encoder} as it is built here: {wrong}")
     encoder.load_state_dict(state, strict=False)  # without the counters of batch normalisation, as in older files
-
-
-def describe_mismatch(wanted: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    """How weights differ from those of a module in names and shapes, at most three of each; "" if they don't.
-
-    Example:
-        >>> wanted, found = nn.Linear(2, 3).state_dict(), {"weight": torch.zeros(3, 3), "scale": torch.zeros(3)}
-        >>> describe_mismatch(wanted, found)
-        'bias is missing; scale is unknown; weight has shape (3, 3), not (3, 2)'
-    """
-    missing = [f"{name} is missing" for name in wanted if name not in state and "num_batches_tracked" not in name]
-    unknown = [f"{name} is unknown" for name in state if name not in wanted]
-    shapes = [
-        f"{name} has shape {tuple(x.shape)}, not {tuple(wanted[name].shape)}"
-        for name, x in state.items()
-        if name in wanted and x.shape != wanted[name].shape
-    ]
-    parts = []
-    for found in (missing, unknown, shapes):
-        more = f"; and {len(found) - NAMED} more like it" if len(found) > NAMED else ""
-        parts += ["; ".join(found[:NAMED]) + more] if found else []
-    return "; ".join(parts)
 
 
 def _classifier(encoder: nn.Module) -> tuple[str, ...]:

@@ -98,6 +98,8 @@ def read_task(run: Run) -> str:
     missing = {"recipe", "task", "settings"} - saved.keys()
     if missing:
         raise ValueError(f"{run.settings} is not that of a run of this version: it has no {', '.join(sorted(missing))}")
+    if not isinstance(saved["settings"], dict):
+        raise ValueError(f"{run.settings} is damaged: its settings are a {type(saved['settings']).__name__}")
     if saved["task"] not in TASKS:
         raise ValueError(f"{run.settings}: {unknown_name('task', saved['task'], TASKS)}")
     return str(saved["task"])

@@ -1,8 +1,9 @@
-"""The paper's theory: uniformity certificates, the regular simplex, estimation error, push of negatives."""
+"""The paper's theory: uniformity for small and large batches, the regular simplex, estimation error, push."""
 
 from fmicl.theory.estimation import estimation_error
+from fmicl.theory.monotonicity import Monotonicity, monotonicity
 from fmicl.theory.push import push
 from fmicl.theory.simplex import simplex
 from fmicl.theory.uniformity import Uniformity, table, uniformity
 
-__all__ = ["Uniformity", "estimation_error", "push", "simplex", "table", "uniformity"]
+__all__ = ["Monotonicity", "Uniformity", "estimation_error", "monotonicity", "push", "simplex", "table", "uniformity"]

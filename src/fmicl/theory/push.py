@@ -6,14 +6,14 @@ import math
 
 import torch
 
-from fmicl.divergences import Divergence
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
 __all__ = ["push"]
 
 
-def push(divergence: str | Divergence, alpha: float = 40.0, gamma: float = 1.0, mu: float = 1.0) -> float:
+def push(divergence: DivergenceName | Divergence, alpha: float = 40.0, gamma: float = 1.0, mu: float = 1.0) -> float:
     r"""Push of orthogonal negatives, relative to the pull of a positive pair that coincides.
 
     Both are slopes of the loss in the inner product. With h(r) = f*(f'(e^r)), whose slope is e^r times that of

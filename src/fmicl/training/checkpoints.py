@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from fmicl.models.weights import load_weights
 from fmicl.runs.folder import Run
 from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger
 from fmicl.training.module import TrainingModule
@@ -29,7 +30,12 @@ SHORTEST_INTERVAL = 60.0
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
-    write_atomically(path, lambda temporary: torch.save(state, temporary))
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:  # a file raises what is wrong, a path torch's own error
+            torch.save(state, file)
+
+    write_atomically(path, write)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -39,11 +45,15 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ValueError: the file is damaged.
     """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises a handful of unrelated types for damaged files
         raise ValueError(f"the checkpoint {path} can't be read ({error}); remove it to start this run again") from error
-    if not isinstance(state, dict):
-        raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}, not a run's state")
+    missing = {"batches", "method", "metrics", "optimizer"} - (state.keys() if isinstance(state, dict) else set())
+    if missing:
+        raise ValueError(
+            f"the checkpoint {path} is not a run's state: it has no {', '.join(sorted(missing))}; remove it to start "
+            "this run again"
+        )
     return state
 
 
@@ -110,7 +120,7 @@ class Checkpointer(Callback):
         state = trainer.strategy.broadcast(state)
         if state is None:
             return
-        pl_module.method.load_state_dict(state["method"])
+        load_weights(pl_module.method, state["method"], "the checkpoint", "this run's method")
         pl_module.batches = int(state["batches"])
         self.metrics.restore(state["metrics"])
         self._optimizer = state["optimizer"]

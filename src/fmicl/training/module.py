@@ -72,7 +72,7 @@ class TrainingModule(LightningModule):
 
         # not torch's own, which drops the activation of timm's normalisations
         convert_sync_batchnorm(self.method)  # type: ignore[no-untyped-call]
-        self.method.train()  # the new layers don't know which of them are frozen
+        self.method.train(self.method.training)  # the new layers don't know which of them are frozen
 
     def accelerate(self, device: torch.device, *, one_process: bool = True) -> None:
         """Compile the networks in place, so that names in checkpoints stay the same.

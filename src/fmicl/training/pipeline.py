@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,8 +39,8 @@ from fmicl.training.progress import ProgressDisplay
 from fmicl.training.signals import StopSignals, how_to_continue
 from fmicl.training.tasks import Context, Task, task_class
 from fmicl.utils.device import pick_device
-from fmicl.utils.errors import Stopped
-from fmicl.utils.files import check_writable
+from fmicl.utils.errors import DiskFullError, Stopped
+from fmicl.utils.files import check_writable, explain_full_disk, is_disk_full
 from fmicl.utils.locks import LOCK_NAME, lock_folder
 
 __all__ = ["resolve_precision", "train"]
@@ -65,6 +66,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         ValueError: settings that don't go together, a batch that doesn't fit into memory, or a resumed run that was
             started with other settings or data.
         NonFiniteError: the loss is not finite; the last good checkpoint is kept.
+        DiskFullError: the disk is full; the last checkpoint is kept.
         Stopped: by Ctrl-C, SIGTERM or SIGHUP, which leave a checkpoint; a KeyboardInterrupt.
     """
     with quiet_lightning(), contextlib.ExitStack() as stack:
@@ -147,6 +149,7 @@ def open_folder(
     Raises:
         ValueError: it is not a run to resume, or another process trains in it.
         PermissionError: nothing can be written there.
+        DiskFullError: the disk is full; the message says what is left of the run.
         Stopped: Ctrl-C came before or after the training itself.
     """
     if old is not None and old.settings.exists():
@@ -165,11 +168,30 @@ def open_folder(
         else:
             write_settings(run, settings, str(task.context.device), task.fingerprint())
         try:
-            yield run
+            with explain_full_disk(run.path), _quiet_threads(run.path):
+                yield run
         except Stopped:
             raise
         except KeyboardInterrupt:
             raise Stopped(how_to_continue(run)) from None
+        except DiskFullError as error:
+            raise DiskFullError(f"{error}. Free some space; {how_to_continue(run, stopped=False)}") from error
+
+
+@contextlib.contextmanager
+def _quiet_threads(folder: Path) -> Iterator[None]:
+    """No traceback of threads that fail for want of disk space: TensorBoard's fails here again, in the main thread."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is None or not is_disk_full(arguments.exc_value, folder):
+            before(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def check_extension(run: Run, before: Settings, task: Task) -> None:

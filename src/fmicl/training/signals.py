@@ -20,18 +20,20 @@ STOP_SIGNALS = tuple(
 """Signals that stop a run or a sweep."""
 
 
-def how_to_continue(run: Run | None) -> str:
-    """What is left of a run that was stopped at any moment; None is a run without a folder.
+def how_to_continue(run: Run | None, *, stopped: bool = True) -> str:
+    """What is left of a run that ended at any moment; None is a run without a folder.
 
     Example:
         >>> how_to_continue(None)
         'stopped; nothing was saved yet: the same command starts again'
     """
     if run is None:
-        return "stopped; nothing was saved yet: the same command starts again"
-    if not run.checkpoint.exists():
-        return "stopped; nothing was saved yet: --resume starts again"
-    return f"stopped; the same command with --resume continues from the last checkpoint in {run.path}"
+        left = "nothing was saved yet: the same command starts again"
+    elif not run.checkpoint.exists():
+        left = "nothing was saved yet: --resume starts again"
+    else:
+        left = f"the same command with --resume continues from the last checkpoint in {run.path}"
+    return f"stopped; {left}" if stopped else left
 
 
 def replaceable_handlers() -> dict[int, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["BatchTooLargeError", "NonFiniteError", "Stopped"]
+__all__ = ["BatchTooLargeError", "DiskFullError", "NonFiniteError", "Stopped"]
 
 
 class NonFiniteError(RuntimeError):
@@ -13,6 +13,10 @@ class NonFiniteError(RuntimeError):
 
 class BatchTooLargeError(ValueError):
     """A step needs more memory than there is."""
+
+
+class DiskFullError(OSError):
+    """There is no space left to write a file."""
 
 
 class Stopped(KeyboardInterrupt):

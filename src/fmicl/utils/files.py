@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-__all__ = ["back_up_json", "check_new_file", "check_writable", "read_json", "write_atomically", "write_json"]
+from fmicl.utils.errors import DiskFullError
 
+__all__ = [
+    "back_up_json",
+    "check_new_file",
+    "check_writable",
+    "explain_full_disk",
+    "is_disk_full",
+    "read_json",
+    "write_atomically",
+    "write_json",
+]
+
+LEAST_SPACE = 2**20
+"""Bytes below which a disk counts as full, if an error doesn't say why a file can't be written."""
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # FAT, some network disks
 
 
@@ -62,6 +78,46 @@ def check_new_file(path: Path, hint: str) -> None:
     check_writable(path.parent, hint)
 
 
+@contextlib.contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Replace the errors of a full disk, of whatever type, by one that says so.
+
+    Libraries report it as RuntimeError (torch), an error of their own (safetensors), or OSError without a number
+    (NumPy).
+
+    Raises:
+        DiskFullError: in place of such an error in this block, which writes this file or into this folder.
+
+    Example:
+        >>> with explain_full_disk(Path("x.txt")):
+        ...     raise OSError(errno.ENOSPC, "No space left on device")
+        Traceback (most recent call last):
+        ...
+        fmicl.utils.errors.DiskFullError: the disk is full: x.txt can't be written
+    """
+    try:
+        yield
+    except DiskFullError:
+        raise
+    except Exception as error:
+        if not is_disk_full(error, path):
+            raise
+        raise DiskFullError(f"the disk is full: {path} can't be written") from error
+
+
+def is_disk_full(error: BaseException, path: Path) -> bool:
+    """Whether writing a file, or into a folder, failed for want of space."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return cause.errno in _NO_SPACE
+        if any(os.strerror(number) in str(cause) for number in _NO_SPACE):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    place = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(place).free < LEAST_SPACE
+
+
 def write_atomically(path: Path, write: Callable[[Path], object], *, overwrite: bool = True) -> None:
     """Write a file completely or not at all: to a temporary file beside it, which is then renamed.
 
@@ -75,6 +131,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, overwrite: 
 
     Raises:
         FileExistsError: the file exists, and ``overwrite`` is False.
+        DiskFullError: there is no space for it; an existing file is kept.
 
     Example:
         >>> import tempfile
@@ -86,12 +143,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, overwrite: 
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.touch()
-        mode = stat.S_IMODE(temporary.stat().st_mode)
-        write(temporary)
-        temporary.chmod(mode)
-        with temporary.open("r+b") as file:
-            os.fsync(file.fileno())
+        with explain_full_disk(path):
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
+            write(temporary)
+            temporary.chmod(mode)
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())
         if overwrite:
             temporary.replace(path)
         else:
@@ -153,11 +211,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def back_up_json(path: Path, value: dict[str, Any]) -> None:
-    """Rename an existing JSON file with another value before it is replaced: results.json -> results-1.json."""
+def back_up_json(path: Path, value: dict[str, Any]) -> Path | None:
+    """Rename an existing JSON file with another value before it is replaced: results.json -> results-1.json.
+
+    Returns:
+        The new name; None if nothing had to be renamed.
+    """
     if not path.exists() or read_json(path) == value:
-        return
+        return None
     number = 1
     while (backup := path.with_name(f"{path.stem}-{number}{path.suffix}")).exists():
         number += 1
     path.rename(backup)
+    return backup

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["EXACT", "PER_DEVICE", "autocast_enabled", "exact_matmul", "matmul_precision", "normalise", "to_float32"]
+__all__ = [
+    "EXACT",
+    "PER_DEVICE",
+    "autocast_enabled",
+    "exact_matmul",
+    "matmul_precision",
+    "normalise",
+    "to_float32",
+    "unit_rows",
+]
 
 PER_DEVICE = hasattr(torch.backends, "fp32_precision")
 """Whether each kind of device has its own precision of float32 products, as since torch 2.9."""
@@ -95,11 +104,22 @@ def normalise(x: Tensor) -> Tensor:
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
+    return unit_rows(x)[0]
+
+
+def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`normalise`, and which rows are zero.
+
+    Example:
+        >>> unit_rows(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))[1]
+        tensor([False,  True])
+    """
     # divide by the largest entry first: squares of very small or large entries leave the type's range
     largest = x.detach().abs().amax(dim=-1, keepdim=True)
-    x = x / torch.where(largest > 0, largest, 1.0)
+    zero = largest == 0
+    x = x / torch.where(zero, 1.0, largest)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.where(length > 0, length, 1.0)
+    return x / torch.where(length > 0, length, 1.0), zero.squeeze(-1)
 
 
 def to_float32(x: Tensor) -> Tensor:

@@ -149,7 +149,11 @@ def require_positive_fields(options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be positive, but it is {value}")
+            raise ValueError(f"{name} must be positive{_and_finite(value)}, but it is {value}")
+
+
+def _and_finite(value: float) -> str:
+    return "" if math.isfinite(value) else ", and finite"
 
 
 def require_at_least_zero(options: Any, *names: str) -> None:
@@ -161,7 +165,7 @@ def require_at_least_zero(options: Any, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must not be negative, but it is {value}")
+            raise ValueError(f"{name} must not be negative{_and_finite(value)}, but it is {value}")
 
 
 def require_fraction(options: Any, *names: str) -> None:

@@ -1,4 +1,4 @@
-"""Output to closed pipes and terminals: `fmicl train ... | head -1` trains to the end."""
+"""Output to closed pipes and terminals, or to a full disk: `fmicl train ... | head -1` trains to the end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-__all__ = ["ignore_closed_output", "redirect_to_devnull"]
+__all__ = ["ignore_closed_output", "open_missing_output", "redirect_to_devnull"]
 
-_CLOSED = (errno.EPIPE, errno.EIO)  # errors of a pipe without a reader, and of a closed terminal
+_LOST = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT)
+"""Errors of a pipe without a reader, of a closed terminal, and of a log on a full disk."""
+
+
+def open_missing_output() -> None:
+    """Open the null device for output streams that were closed when Python started (`fmicl train digits >&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (open until the end)
 
 
 @contextlib.contextmanager
 def ignore_closed_output() -> Iterator[None]:
-    """Discard what is printed to a closed pipe or terminal in this block; other errors are raised as ever."""
+    """Discard what is printed in this block where it can't be written; other errors are raised as ever."""
     before = sys.stdout, sys.stderr
     tolerant = [cast(TextIO, _TolerantStream(stream)) for stream in before]
     sys.stdout, sys.stderr = tolerant
@@ -37,7 +45,7 @@ def redirect_to_devnull(stream: TextIO) -> None:
 
 
 class _TolerantStream:
-    """A text stream that writes to the null device once its reader is gone."""
+    """A text stream that writes to the null device once its reader, or the space on its disk, is gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -56,7 +64,7 @@ class _TolerantStream:
         try:
             yield
         except OSError as error:
-            if error.errno not in _CLOSED:
+            if error.errno not in _LOST:
                 raise
             redirect_to_devnull(self._stream)
 

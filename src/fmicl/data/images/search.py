@@ -51,10 +51,11 @@ def image_paths(folder: Path, left_out: list[Skipped], exclude: Exclude | None =
     Args:
         folder: where to search.
         left_out: subfolders that can't be opened, and excluded ones, are appended to this list.
-        exclude: which subfolders not to search; the folder itself is always searched.
+        exclude: which folders not to search.
 
     Raises:
         FileNotFoundError: there is no such folder, or no image in it.
+        ValueError: the folder itself is excluded.
 
     Example:
         >>> import tempfile
@@ -68,6 +69,9 @@ def image_paths(folder: Path, left_out: list[Skipped], exclude: Exclude | None =
         (['b.png', 'a.jpg'], 'excluded (cache)')
     """
     _check_exists(folder)
+    itself = exclude(folder) if exclude is not None else None
+    if itself is not None:
+        raise ValueError(f"the images in {folder} are no data ({itself}): name the folder of your own")
     found: list[Path] = []
     closed: list[Skipped] = []
     excluded: dict[Path, dict[Path, str]] = {}  # by parent folder

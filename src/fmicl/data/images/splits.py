@@ -206,7 +206,10 @@ def _check_share(share: float) -> None:
 
 
 def _nothing_to_hold_out(count: int) -> ValueError:
-    return ValueError(f"no class of the {count} samples has two of them, so none can be held out")
+    return ValueError(
+        f"no class of the {count} samples has two of them, so none can be held out to evaluate on: add images, or move "
+        "all into one folder, without classes"
+    )
 
 
 def _hash_fraction(name: str, salt: str) -> float:

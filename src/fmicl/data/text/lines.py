@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LineReader", "file_digest"]
+__all__ = ["LONG_LINE", "LineReader", "file_digest"]
 
 CHUNK = 4 * 2**20
 """Bytes that are read at a time."""
+LONG_LINE = 100_000
+"""Characters above which a line is hardly a sentence."""
 _REPORTED = 5  # invalid lines whose position is reported; all are counted
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -23,12 +25,17 @@ _COMPRESSED = {
 class LineReader:
     r"""The lines of a UTF-8 file, in one list per chunk; a line ends with ``\n`` or ``\r\n``.
 
-    Blank lines are kept, the last line needs no end, and a byte order mark is removed. Lines that are not UTF-8 are
-    left out and counted; call :meth:`check` after the last line.
+    Blank lines are kept, the last line needs no end, and a byte order mark is removed. Lines that are not UTF-8, or
+    have NUL bytes as UTF-16 and binary files do, are left out and counted; call :meth:`check` after the last line.
 
     Args:
         path: the file.
         chunk: bytes to read at a time.
+
+    Attributes:
+        lines: lines up to now.
+        invalid: of these, how many are not UTF-8 text.
+        long: of these, how many have more than `LONG_LINE` characters.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -56,6 +63,7 @@ class LineReader:
         self.path, self.chunk = path, max(chunk, 3)  # the byte order mark has three bytes
         self.lines = 0
         self.invalid = 0
+        self.long = 0
         self.reported: list[str] = []
         self._hash = hashlib.blake2b(digest_size=16)
 
@@ -82,18 +90,26 @@ class LineReader:
             lines = block.decode("utf-8").split("\n")
         except UnicodeDecodeError:
             return self._decode_each(block.split(b"\n"))
+        if b"\0" in block:
+            return self._decode_each(block.split(b"\n"))
         self.lines += len(lines)
+        self.long += sum(len(line) > LONG_LINE for line in lines)
         return [line.removesuffix("\r") for line in lines]
 
     def _decode_each(self, block: list[bytes]) -> list[str]:
         decoded = []
         for number, line in enumerate(block, start=self.lines + 1):
+            at = line.find(b"\0")
             try:
-                decoded.append(line.removesuffix(b"\r").decode("utf-8"))
+                text = line.removesuffix(b"\r").decode("utf-8")
             except UnicodeDecodeError as error:
-                self.invalid += 1
-                if len(self.reported) < _REPORTED:
-                    self.reported.append(f"line {number}, byte {error.start + 1} (0x{line[error.start]:02x})")
+                at = error.start
+            if at < 0:
+                decoded.append(text)
+                continue
+            self.invalid += 1
+            if len(self.reported) < _REPORTED:
+                self.reported.append(f"line {number}, byte {at + 1} (0x{line[at]:02x})")
         self.lines += len(block)
         return decoded
 
@@ -111,8 +127,9 @@ class LineReader:
         if self.invalid:
             more = f", and {self.invalid - len(self.reported)} more" if self.invalid > len(self.reported) else ""
             raise ValueError(
-                f"{self.path}: {self.invalid} of {self.lines} lines are not UTF-8: {'; '.join(self.reported)}{more}. "
-                "Convert the file to UTF-8 (iconv -f ENCODING -t UTF-8), or drop what is not (iconv -c)"
+                f"{self.path}: {self.invalid} of {self.lines} lines are not UTF-8 text: "
+                f"{'; '.join(self.reported)}{more}. Convert the file to UTF-8 (iconv -f ENCODING -t UTF-8; UTF-16 and "
+                "binary files have NUL bytes, 0x00), or drop what is not (iconv -c)"
             )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fmicl.data.text.lines import LineReader, file_digest
+from fmicl.utils.files import explain_full_disk
 from fmicl.utils.locks import wait_for_lock
 
 __all__ = ["Sentences", "cache_root", "describe_text_change", "tokenise_file"]
@@ -43,6 +44,7 @@ class Sentences:
         offsets: (N + 1,) sentence i is ``ids[offsets[i]:offsets[i + 1]]``.
         blank: number of blank lines of the file.
         fingerprint: number of sentences, hashes of the file and of the tokenizer.
+        long: number of lines that are hardly sentences (`fmicl.data.text.lines.LONG_LINE`).
 
     Example:
         >>> sentences = Sentences(np.array([7, 8, 9]), np.array([0, 1, 3]), 0, {})
@@ -55,6 +57,7 @@ class Sentences:
     offsets: NDArray[Any]
     blank: int
     fingerprint: dict[str, Any]
+    long: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -119,7 +122,8 @@ def tokenise_file(
             for left in root.glob(f".{key}.*.tmp"):  # left by a killed process
                 shutil.rmtree(left, ignore_errors=True)
             say(f"tokenising {path} into {entry}")
-            _build(path, tokenise, entry, key, fingerprint["file"])
+            with explain_full_disk(entry):
+                _build(path, tokenise, entry, key, fingerprint["file"])
             found = _open(entry, key, fingerprint)
             if found is None:
                 raise OSError(f"the tokens in {entry} can't be read back: is the disk full?")
@@ -158,7 +162,8 @@ def _open(entry: Path, key: str, fingerprint: dict[str, Any]) -> Sentences | Non
         return None
     if int(offsets[0]) != 0 or int(offsets[-1]) != tokens:
         return None
-    return Sentences(ids, offsets, blank, {"samples": sentences, **fingerprint})
+    long = int(manifest.get("long", 0))  # which entries of older versions lack
+    return Sentences(ids, offsets, blank, {"samples": sentences, **fingerprint}, long)
 
 
 def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -> None:
@@ -191,6 +196,7 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
         if not sentences:
             raise ValueError(f"{path} has no sentence: all of its {reader.lines} lines are blank")
         manifest = {"format": FORMAT, "key": key, "sentences": sentences, "tokens": tokens, "blank": blank}
+        manifest |= {"long": reader.long}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         temporary.rename(entry)
     finally:

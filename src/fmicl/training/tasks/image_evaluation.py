@@ -111,6 +111,8 @@ def evaluate_run(
     gallery = _without(gallery, broken)
     query_features = None
     if queries is not None and labels is not None:
+        if settings.k > len(features):
+            say(f"k is {len(features)}, the number of training images, and not {settings.k}")
         query_features, query_labels = _features(encoder, queries, settings, place, broken)
         queries = _without(queries, broken)
         splits = dataclasses.replace(splits, train=gallery, test=queries)
@@ -137,7 +139,9 @@ def evaluate_run(
         left_out = summarise_skipped(broken)
         say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {left_out}")
     arrays |= distances | _neighbours(features, query_features, gallery, queries, settings)
-    back_up_json(run.results, results)
+    backup = back_up_json(run.results, results)
+    if backup is not None:
+        say(f"{run.results} is replaced; the results before, which differ, are kept in {backup.name}")
     write_atomically(run.arrays, lambda path: save_file(arrays, path))
     write_json(run.results, results)
     return results

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fmicl.config import Settings
-from fmicl.data import LineReader, SentenceStream, describe_text_change, tokenise_file
+from fmicl.data import LONG_LINE, LineReader, SentenceStream, describe_text_change, tokenise_file
 from fmicl.evaluation.sts import StsTask, load_sts, load_stsb
 from fmicl.methods import Method
 from fmicl.models.text import (
@@ -131,6 +131,11 @@ class TextTask(Task):
         """Sizes, and a warning if the encoder has no dropout."""
         sentences = self.sentences
         lines = [f"{len(sentences)} sentences, {len(sentences.ids)} tokens; {sentences.blank} blank line(s) skipped"]
+        if sentences.long:
+            lines.append(
+                f"warning: {sentences.long} line(s) of {self.settings.data} have more than {LONG_LINE:,} characters, "
+                f"of which the first {self.settings.length} tokens are trained on: a line is one sentence"
+            )
         if not has_dropout(self.encoder):
             lines.append(
                 f"warning: {self.settings.model} has no dropout, which makes the two views of a sentence: they are "

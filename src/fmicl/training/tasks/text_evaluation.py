@@ -67,7 +67,13 @@ def evaluate_text(
     return results
 
 
-def write_text_results(run: Run, scores: dict[str, Any] | None, about: dict[str, Any] | None = None) -> dict[str, Any]:
+def write_text_results(
+    run: Run,
+    scores: dict[str, Any] | None,
+    about: dict[str, Any] | None = None,
+    *,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
     """Write results.json of a run on text: which encoder was exported, and its scores.
 
     Earlier results that differ are kept under another name.
@@ -76,6 +82,7 @@ def write_text_results(run: Run, scores: dict[str, Any] | None, about: dict[str,
         run: the run.
         scores: what `evaluate_text` gives; None for none.
         about: which step was exported, why, and its score on STS-B dev; None keeps those of results.json.
+        say: prints that earlier results are replaced.
 
     Returns:
         The content of results.json.
@@ -84,7 +91,9 @@ def write_text_results(run: Run, scores: dict[str, Any] | None, about: dict[str,
         before = read_json(run.results) if run.results.exists() else {}
         about = {key: before.get(key) for key in ABOUT}
     results = {**about, **{key: value for key, value in (scores or {}).items() if key != "model"}}
-    back_up_json(run.results, results)
+    backup = back_up_json(run.results, results)
+    if backup is not None:
+        say(f"{run.results} is replaced; the results before, which differ, are kept in {backup.name}")
     write_json(run.results, results)
     return results
 

@@ -1,0 +1,88 @@
+"""Figures 1 and 7: log density of positive pairs by RealNVP against their squared distance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fmicl.reproduce.experiment import (
+    Entry,
+    Experiment,
+    Line,
+    Outcomes,
+    Panel,
+    Planned,
+    Plot,
+    Result,
+    Scale,
+    Table,
+    planned,
+    register_experiment,
+)
+from fmicl.runs.folder import Run
+from fmicl.training.tasks.assumption import check_run
+from fmicl.utils.files import read_json
+
+__all__ = ["GaussianKernel"]
+
+VIEWS: dict[str, dict[str, Any]] = {
+    "SimCLR": {},
+    "SimCLR, crops": {"flip": 0.0, "jitter": 0.0, "grey": 0.0},
+    "SimCLR, crops and flips": {"jitter": 0.0, "grey": 0.0},
+    "SimCLR, crops and jitter": {"flip": 0.0, "grey": 0.0},
+    "SimCLR, no grey": {"grey": 0.0},
+}
+"""Five combinations of augmentations."""
+SMALL_VIEWS: dict[str, dict[str, Any]] = {  # digits are grey and not flipped
+    "SimCLR": {},
+    "SimCLR, crops": {"jitter": 0.0},
+    "SimCLR, jitter": {"crop_scale": (1.0, 1.0)},
+    "SimCLR, weak crops": {"crop_scale": (0.8, 1.0)},
+    "SimCLR, strong crops": {"crop_scale": (0.2, 1.0)},
+}
+
+
+@register_experiment("gaussian", summary="Log density of positive pairs (RealNVP) against squared distance.")
+class GaussianKernel(Experiment):
+    """Encoders of SimCLR, under five combinations of augmentations, and of KL."""
+
+    paper = "Figures 1 and 7"
+
+    def plan(self, scale: Scale) -> list[Planned]:
+        """200 epochs each."""
+        (epochs, *_) = scale.lengths(200)
+        runs = planned(("KL",), scale.images("cifar10", epochs, divergence="kl"))
+        for name, views in (SMALL_VIEWS if scale.small else VIEWS).items():
+            runs += planned((name,), scale.images("cifar10", epochs, objective="infonce", **views))
+        return runs
+
+    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+        """Slope and R^2 of the straight lines for both priors, and the direct test of the cosines.
+
+        The flows are trained once and kept beside each run (`fmicl check-assumption`). Archived runs have no weights,
+        so they are not shown.
+        """
+        rows: list[tuple[Entry, ...]] = []
+        panels = []
+        for key, found in outcomes.runs.items():
+            for outcome in found[:1]:
+                if not outcome.source.is_dir():
+                    continue
+                run = Run(outcome.source)
+                if not run.assumption.exists():
+                    check_run(run.path, device=outcome.settings.device)
+                told = read_json(run.assumption)
+                fits = [f"{flow['fit']['slope']:.3g} ({flow['fit']['r_squared']:.3f})" for flow in told["flows"]]
+                gamma = told["gamma"]
+                rows.append((key[0], *fits, f"{gamma['gamma']:.3g}", f"{gamma['p_value']:.3f}"))
+                lines = tuple(
+                    Line(f"{flow['prior']} prior", tuple(flow["squared_distances"]), tuple(flow["log_densities"]))
+                    for flow in told["flows"]
+                )
+                panels.append(Panel(key[0], "squared distance", "mean log density", lines))
+        if not rows:
+            return Result()
+        head = ("encoder", "Gaussian prior: slope (R^2)", "uniform prior: slope (R^2)", "gamma of the cosines", "its p")
+        caption = "Mean log density of positive pairs by RealNVP in bins of their squared distance."
+        table = Table("straight lines through the log density", head, tuple(rows))
+        return Result((table,), (Plot("gaussian", caption, tuple(panels)),))

@@ -1,0 +1,289 @@
+"""Estimators against plain formulas at known ratios, and end to end on samples with known information."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fmicl
+from fmicl.divergences import list_divergences
+from fmicl.information import (
+    InformationEstimator,
+    Training,
+    estimate,
+    gaussian_information,
+    list_critics,
+    list_estimators,
+)
+from fmicl.information.critics import CRITICS
+from fmicl.information.estimation import _pair_scores, _shares
+from fmicl.information.estimators import make_estimator, plug_in
+from fmicl.information.preparation import as_samples, normal_scores, one_hot, prepare
+
+F64 = torch.float64
+QUICK = Training(steps=60, hidden=16, batch_size=128, check_every=20)
+
+
+def pairs(rho: float, number: int, seed: int = 0, columns: int = 1) -> tuple[Tensor, Tensor]:
+    x, noise = torch.randn(2, number, columns, generator=torch.Generator().manual_seed(seed))
+    return x, rho * x + math.sqrt(1 - rho**2) * noise
+
+
+def true_ratios(rho: float, number: int, k: int) -> tuple[Tensor, Tensor]:
+    """Log ratios of joint (N,) and independent (N, k) pairs."""
+    x, y = (part.squeeze(1).double() for part in pairs(rho, number))
+
+    def ratio(a: Tensor, b: Tensor) -> Tensor:
+        return -0.5 * math.log(1 - rho**2) + (2 * rho * a * b - rho**2 * (a * a + b * b)) / (2 * (1 - rho**2))
+
+    return ratio(x, y), torch.stack([ratio(x, y.roll(shift)) for shift in range(1, k + 1)], dim=1)
+
+
+def value(name: str, divergence: str, joint: Tensor, independent: Tensor, offset: float = 0.0) -> float:
+    estimator, f = make_estimator(name), fmicl.divergence(divergence)
+    terms = estimator.terms(f, *estimator.log_ratio(joint, independent, offset))
+    second = torch.zeros(()) if terms.independent is None else terms.independent.mean()
+    return float(estimator.combine(f, terms.joint.mean(), second))
+
+
+@pytest.mark.parametrize("name", list_estimators())
+@pytest.mark.parametrize("divergence", ["kl", "js", "squared_hellinger", "vlc"])
+def test_at_the_true_ratio_every_estimator_gives_the_information(name: str, divergence: str) -> None:
+    joint, independent = true_ratios(0.6, 40_000, 40)
+    assert value(name, divergence, joint, independent) == pytest.approx(
+        gaussian_information([0.6], divergence), abs=0.025
+    )
+
+
+def test_formulas_against_plain_loops() -> None:
+    joint = torch.tensor([1.0, -0.5, 0.3], dtype=F64)
+    independent = torch.tensor([[0.2, -1.0], [0.4, 0.1], [-2.0, 0.6]], dtype=F64)
+    flat = [math.exp(v) for v in independent.flatten().tolist()]
+    mean = sum(joint.tolist()) / 3
+    assert value("donsker_varadhan", "kl", joint, independent) == pytest.approx(mean - math.log(sum(flat) / 6))
+    assert value("nwj", "kl", joint, independent) == pytest.approx(mean + 1 - sum(flat) / 6)
+    clipped = [min(max(v, math.exp(-5)), math.exp(5)) for v in flat]
+    assert value("smile", "kl", joint, independent) == pytest.approx(mean - math.log(sum(clipped) / 6))
+    assert value("classifier", "kl", joint, independent) == pytest.approx(mean)
+    rows = [
+        (math.exp(j), [math.exp(v) for v in row]) for j, row in zip(joint.tolist(), independent.tolist(), strict=True)
+    ]
+    nce = sum(math.log(j / ((j + sum(row)) / 3)) for j, row in rows) / 3
+    loss = make_estimator("infonce").objective(fmicl.divergence("kl"))(joint, independent)
+    assert float(loss) == pytest.approx(-nce)
+    alpha = 0.5
+    total = 0.0
+    for j, row in rows:
+        with_joint, without = (j + row[1]) / 2, sum(row) / 2
+        total += 1 + math.log(j / (alpha * with_joint + 1 - alpha)) - without / (alpha * without + 1 - alpha)
+    assert value("i_alpha", "kl", joint, independent) == pytest.approx(total / 3)
+
+
+def test_the_ends_of_i_alpha_are_nwj_and_a_softmax() -> None:
+    joint, independent = true_ratios(0.5, 500, 20)
+    kl = fmicl.divergence("kl")
+    at_zero = make_estimator("i_alpha", interpolation=0.0).terms(kl, joint, independent).joint.mean()
+    assert float(at_zero) == pytest.approx(value("nwj", "kl", joint, independent))
+    at_one = make_estimator("i_alpha", interpolation=1.0).terms(kl, joint, independent).joint.mean()
+    candidates = torch.cat([joint.unsqueeze(1), independent[:, 1:]], dim=1)
+    assert float(at_one) == pytest.approx(float((joint - candidates.logsumexp(1) + math.log(20)).mean()))
+
+
+def test_mine_has_the_gradient_of_a_moving_average() -> None:
+    joint = torch.zeros(2, requires_grad=True)
+    objective = make_estimator("mine", decay=0.9).objective(fmicl.divergence("kl"))
+    objective(joint, torch.zeros(2, 1))  # the average starts at 1
+    second = torch.full((2, 1), math.log(2.0), requires_grad=True)
+    loss = objective(joint, second)
+    assert float(loss.detach()) == pytest.approx(math.log(2.0))
+    loss.backward()  # of log E[e^s]: e^s / N over the average 0.9 * 1 + 0.1 * 2
+    torch.testing.assert_close(second.grad, torch.full((2, 1), 2 / 2 / 1.1))
+
+
+@pytest.mark.parametrize("divergence", list_divergences())
+def test_plug_in_of_both_distributions_is_the_information(divergence: str) -> None:
+    table = torch.tensor([[0.3, 0.1], [0.2, 0.4]], dtype=F64)
+    independent = table.sum(1, keepdim=True) * table.sum(0)
+    f = fmicl.divergence(divergence)
+    found = ((table + independent) * plug_in(f, (table / independent).log())).sum()
+    torch.testing.assert_close(found, fmicl.information.f_mutual_information(table, f))
+
+
+@pytest.mark.parametrize("name", list_critics())
+def test_all_pairs_agree_with_single_pairs(name: str) -> None:
+    torch.manual_seed(0)
+    critic = CRITICS[name].value(3, 2, 8)
+    x, y = torch.randn(40, 3), torch.randn(40, 2)
+    critic.start(x, y)
+    expected = torch.stack([critic(x[:4], y[j : j + 1].expand(4, 2)) for j in range(5)], dim=1)
+    torch.testing.assert_close(critic.all_pairs(x[:4], y[:5]), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bilinear", "joint"])
+def test_independent_pairs_and_their_shares(name: str) -> None:
+    """Against the matrix of all pairs: no joint pair, and row mean plus column mean less the mean."""
+    torch.manual_seed(0)
+    critic = CRITICS[name].value(1, 1, 4)
+    x, y = torch.arange(5.0).unsqueeze(1), torch.arange(5.0).unsqueeze(1)
+    full = critic.all_pairs(x, y).detach()
+    scores = _pair_scores(critic, x, y, 4, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(scores.joint, full.diagonal())
+    off = full - torch.diag(full.diagonal())
+    torch.testing.assert_close(scores.independent.sum(1), off.sum(1))
+    expected = off.sum(1) / 4 + off.sum(0) / 4 - off.sum() / 20
+    torch.testing.assert_close(_shares(scores.independent, scores.shifts), expected)
+
+
+# --- samples ---------------------------------------------------------------------------------------------------------
+
+
+def test_normal_scores_are_invariant_under_increasing_maps() -> None:
+    x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0), dtype=F64)
+    torch.testing.assert_close(normal_scores(x), normal_scores(x.exp() * 3))
+    assert normal_scores(torch.tensor([[1.0], [1.0], [5.0]]))[:2].unique().numel() == 1
+
+
+def test_discrete_columns_are_one_hot_and_constants_are_dropped() -> None:
+    x = torch.tensor([[1, 7], [2, 7], [1, 7]])
+    assert prepare(x, "normal", "x").tolist() == [[1, 0], [0, 1], [1, 0]]
+    with pytest.raises(ValueError, match="constant"):
+        prepare(torch.ones(4), "normal", "x")
+    with pytest.raises(ValueError, match="600"):
+        one_hot(torch.arange(600).unsqueeze(1), "x")
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "fact"),
+    [
+        (np.zeros((50, 2)), np.zeros((49, 2)), "49"),
+        (np.array([[1.0], [np.nan]] * 40), np.zeros(80), "40 of 80"),
+        (np.array(["a"] * 50), np.zeros(50), "x"),
+        (np.zeros(5), np.zeros(5), "5 samples"),
+        (np.zeros((0, 3)), np.zeros((0, 3)), r"\(0, 3\)"),
+        (np.zeros(50, dtype=complex), np.zeros(50), "complex"),
+    ],
+)
+def test_wrong_samples(x: Any, y: Any, fact: str) -> None:
+    with pytest.raises(ValueError, match=fact):
+        estimate(x, y)
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(ValueError, match="donsker_varadhan"):
+        InformationEstimator(estimator="donsker")
+    with pytest.raises(ValueError, match="separable"):
+        InformationEstimator(critic="separabel")
+    with pytest.raises(TypeError, match="clip"):
+        InformationEstimator(estimator="nwj", clip=3.0)
+    with pytest.raises(ValueError, match="folds"):
+        InformationEstimator(folds=1)
+    with pytest.raises(RuntimeError, match="fit"):
+        InformationEstimator().estimate()
+
+
+@pytest.mark.parametrize("name", list_estimators())
+def test_every_estimator_is_near_the_truth_on_samples(name: str) -> None:
+    x, y = pairs(0.8, 900)
+    found = estimate(x, y, estimator=name, folds=2, training=QUICK)
+    assert found.value == pytest.approx(gaussian_information([0.8]), abs=0.12)
+    assert found.low < found.value < found.high
+
+
+@pytest.mark.parametrize("name", list_critics())
+def test_every_critic_finds_dependence(name: str) -> None:
+    x, y = pairs(0.9, 600)
+    found = estimate(x, y, critic=name, folds=2, training=Training(steps=100, hidden=32, batch_size=128, shifts=8))
+    assert found.held_out > 0.2  # of 0.83 nats; a bilinear critic has no squares
+    assert found.held_out < 0.83 + 0.15
+
+
+@pytest.mark.parametrize("divergence", ["js", "squared_hellinger", "pearson"])
+def test_other_divergences_by_their_own_bound(divergence: str) -> None:
+    x, y = pairs(0.6, 1500)
+    found = estimate(x, y, divergence, "fmi", training=QUICK)
+    truth = gaussian_information([0.6], divergence)
+    assert found.value == pytest.approx(truth, rel=0.3)
+
+
+def test_discrete_samples_reach_the_table() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randint(3, (1500,), generator=generator)
+    y = torch.where(torch.rand(1500, generator=generator) < 0.7, x, torch.randint(3, (1500,), generator=generator))
+    table = torch.full((3, 3), 0.3 / 9, dtype=F64) + torch.eye(3, dtype=F64) * 0.7 / 3
+    truth = float(fmicl.information.f_mutual_information(table, "kl"))
+    found = estimate(
+        x.numpy(), y.numpy(), critic="bilinear", training=Training(steps=100, batch_size=128, learning_rate=0.05)
+    )
+    assert found.value == pytest.approx(truth, abs=0.07)
+
+
+def test_a_module_of_the_user_in_its_own_shape() -> None:
+    class Conv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            assert x.shape[1:] == (1, 2, 2)
+            return self.scale[0] * x.mean(dim=(1, 2, 3)) * y + self.scale[1]
+
+    x = torch.randn(400, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    y = 2 * x.mean(dim=(1, 2, 3)) + 0.3 * torch.randn(400, generator=torch.Generator().manual_seed(1))
+    found = estimate(x, y, critic=Conv(), marginals="none", training=Training(steps=100, learning_rate=0.05))
+    assert found.held_out > 0.3
+
+    class Wrong(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.sum() + y.sum()
+
+    with pytest.raises(ValueError, match="N scores"):
+        estimate(x, y, critic=Wrong(), marginals="none", training=QUICK)
+
+
+def test_seeds_progress_and_invariance() -> None:
+    x, y = pairs(0.7, 300)
+    seen: list[float] = []
+    first = estimate(x, y, training=QUICK, seed=3, progress=seen.append)
+    assert first == estimate(x.numpy(), y.numpy(), training=QUICK, seed=3)
+    assert first == estimate(x.double().exp(), y.double() ** 3, training=QUICK, seed=3), "bijections of each column"
+    assert first != estimate(x, y, training=QUICK, seed=4)
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_training_does_not_touch_the_global_generator() -> None:
+    x, y = pairs(0.7, 100)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    estimate(x, y, training=Training(steps=5))
+    torch.testing.assert_close(torch.rand(3), expected)
+
+
+def test_the_interval_widens_with_its_level_and_shrinks_with_samples() -> None:
+    fitted = InformationEstimator(training=QUICK).fit(*pairs(0.6, 400))
+    (a, b), (c, d) = fitted.interval(0.8), fitted.interval(0.99)
+    assert c < a < fitted.estimate() < b < d
+    larger = InformationEstimator(training=QUICK).fit(*pairs(0.6, 1600)).interval(0.8)
+    assert larger[1] - larger[0] < b - a
+    with pytest.raises(ValueError, match="level"):
+        fitted.interval(1.0)
+
+
+@pytest.mark.slow
+def test_coverage_of_gaussians_in_five_dimensions() -> None:
+    truth = 5 * gaussian_information([0.5])
+    inside = 0
+    for seed in range(60):
+        found = estimate(*pairs(0.5, 1000, seed, columns=5), seed=seed)
+        inside += found.low <= truth <= found.high
+    assert inside >= 54, inside  # nominal 57 of 60
+
+
+def test_as_samples_accepts_lists_and_keeps_integers() -> None:
+    assert not as_samples([1, 2, 3], "x").is_floating_point()

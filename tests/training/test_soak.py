@@ -49,7 +49,7 @@ class Process:
         with self.output.open("w") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "fmicl", *words],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -58,7 +58,10 @@ class Process:
         """Wait until something holds, or the process has ended; returns whether it has ended."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None and not until():
-            assert time.monotonic() < deadline, self.output.read_text()
+            if time.monotonic() > deadline:
+                self.process.send_signal(signal.SIGABRT)  # prints where it hangs
+                self.process.wait()
+                pytest.fail(f"no end after {seconds:g} s:\n{self.output.read_text()}")
             time.sleep(0.002)
         return self.process.poll() is not None
 

@@ -41,6 +41,9 @@ SMALL_VIEWS: dict[str, dict[str, Any]] = {  # digits are grey and not flipped
     "SimCLR, strong crops": {"crop_scale": (0.2, 1.0)},
 }
 
+CHECK, SMALL_CHECK = (4096, 1000), (1024, 150)
+"""Pairs, and training steps of the flows; at the small scale fewer."""
+
 
 @register_experiment("gaussian", summary="Log density of positive pairs (RealNVP) against squared distance.")
 class GaussianKernel(Experiment):
@@ -70,7 +73,8 @@ class GaussianKernel(Experiment):
                     continue
                 run = Run(outcome.source)
                 if not run.assumption.exists():
-                    check_run(run.path, device=outcome.settings.device)
+                    pairs, steps = SMALL_CHECK if scale.small else CHECK
+                    check_run(run.path, device=outcome.settings.device, pairs=pairs, flow_steps=steps)
                 told = read_json(run.assumption)
                 fits = [f"{flow['fit']['slope']:.3g} ({flow['fit']['r_squared']:.3f})" for flow in told["flows"]]
                 gamma = told["gamma"]

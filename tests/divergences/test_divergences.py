@@ -121,6 +121,9 @@ def test_derivatives_follow_from_f(name: str) -> None:
     torch.testing.assert_close(kind.penalty(r), kind.conjugate(kind.score(r)), rtol=1e-7, atol=1e-9)
     (change,) = torch.autograd.grad(kind.penalty(r).sum(), r)
     torch.testing.assert_close(kind.penalty_slope(r), change)
+    rise = torch.func.grad(lambda value: kind.score(value).sum())(r.detach())
+    torch.testing.assert_close(kind.score_slope(r), rise)
+    torch.testing.assert_close(kind.penalty_slope(r), r.exp() * kind.score_slope(r))  # u^2 f'' and u f''
     bend = torch.func.grad(lambda value: kind.penalty_slope(value).sum())(r.detach())
     torch.testing.assert_close(kind.relative_curvature(r), bend / kind.penalty_slope(r), rtol=1e-9, atol=1e-9)
     for seen, true in zip(kind.penalty_and_slope(r.detach().clone()), (kind.penalty(r), change), strict=True):

@@ -72,6 +72,8 @@ class Divergence(ABC):
                 cls._conjugate_derivative = Divergence._undefined_conjugate  # type: ignore[method-assign]
         if own & {"_score", "score"} and not own & {"_score_difference", "score_difference"}:
             cls._score_difference = Divergence._score_difference  # type: ignore[method-assign]
+        if own & {"_score", "score"} and not own & {"_score_slope", "score_slope"}:
+            cls._score_slope = Divergence._score_slope  # type: ignore[method-assign]
         if own & {"_penalty", "penalty"} and not own & {"_penalty_slope", "penalty_slope"}:
             cls._penalty_slope = Divergence._derived_slope  # type: ignore[method-assign]
         if own & {"_penalty", "penalty", "_penalty_slope", "penalty_slope"} and "_penalty_and_slope" not in own:
@@ -100,6 +102,17 @@ class Divergence(ABC):
     def score(self, r: Tensor | float) -> Tensor:
         """f'(e^r): the reward of a positive pair with log density ratio r."""
         return self._score(as_real(r))
+
+    def score_slope(self, r: Tensor | float) -> Tensor:
+        """d score / dr = u f''(u) >= 0 at u = e^r; the slope of the penalty is u times that.
+
+        Example:
+            >>> import torch, fmicl
+            >>> js, r = fmicl.divergence("js"), torch.tensor([-2.0, 3.0])
+            >>> torch.allclose(js.penalty_slope(r), r.exp() * js.score_slope(r))
+            True
+        """
+        return self._score_slope(as_real(r))
 
     def score_difference(self, r: Tensor | float, reference: Tensor | float) -> Tensor:
         """score(r) - score(reference); the closed forms don't subtract two large scores.
@@ -217,6 +230,10 @@ class Divergence(ABC):
     @abstractmethod
     def _relative_curvature(self, r: Tensor) -> Tensor: ...
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        slope: Tensor = torch.func.grad(lambda value: self.score(value).sum())(r)
+        return slope
+
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return self.score(r) - self.score(reference)
 
@@ -296,6 +313,9 @@ class Weighted(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return self.base.score(r - log(self.alpha))
+
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return self.base.score_slope(r - log(self.alpha))
 
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         shift = log(self.alpha)

@@ -47,6 +47,9 @@ class KL(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return r + 1
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return torch.ones_like(r)
+
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return r - reference
 
@@ -88,6 +91,9 @@ class ReverseKL(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return -torch.exp(-r)
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return torch.exp(-r)
+
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return -_power_difference(-1.0, r, reference)
 
@@ -126,6 +132,9 @@ class JS(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return math.log(2) + F.logsigmoid(r)
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return torch.sigmoid(-r)
+
     def _penalty(self, r: Tensor) -> Tensor:
         return F.softplus(r, threshold=40.0) - math.log(2)  # torch's threshold of 20 costs float64 seven digits
 
@@ -160,6 +169,9 @@ class Pearson(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return 2 * expm1(r)
+
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return 2 * torch.exp(r)
 
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return 2 * _power_difference(1.0, r, reference)
@@ -202,6 +214,9 @@ class SquaredHellinger(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return -expm1(-r / 2)
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return torch.exp(-r / 2) / 2
+
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return -_power_difference(-0.5, r, reference)
 
@@ -242,6 +257,9 @@ class Neyman(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return -expm1(-2 * r)
+
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return 2 * torch.exp(-2 * r)
 
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return -_power_difference(-2.0, r, reference)
@@ -285,6 +303,9 @@ class Jeffrey(Divergence):
 
     def _score(self, r: Tensor) -> Tensor:
         return r - torch.expm1(-r)
+
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return 1 + torch.exp(-r)
 
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return (r - reference) - _power_difference(-1.0, r, reference)
@@ -342,6 +363,9 @@ class Tsallis(Divergence):
     def _score(self, r: Tensor) -> Tensor:
         return self.order / (self.order - 1) * torch.exp((self.order - 1) * r)
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return self.order * torch.exp((self.order - 1) * r)
+
     def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
         return self.order / (self.order - 1) * _power_difference(self.order - 1, r, reference)
 
@@ -388,6 +412,9 @@ class VLC(Divergence):
         s, q = torch.sigmoid(-r), torch.sigmoid(r)
         near = torch.tanh(r / 2) * (1 + 2 * s)
         return torch.where(r > 1, 1 - 4 * s.square(), torch.where(r < -1, 4 * q * (2 - q) - 3, near))
+
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return 8 * torch.sigmoid(r) * torch.sigmoid(-r).square()
 
     def _penalty(self, r: Tensor) -> Tensor:
         s, q = torch.sigmoid(-r), torch.sigmoid(r)

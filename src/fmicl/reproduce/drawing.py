@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from fmicl.reproduce.experiment import Plot
+from fmicl.reproduce.plots import Plot
 from fmicl.runs.figures import COLOURS
 
 __all__ = ["draw"]
@@ -40,13 +40,16 @@ def draw(plot: Plot, theme: Literal["light", "dark"] = "light") -> str:
             axes.set_title(panel.title, fontsize=8, loc="left", color=colours.ink)
             axes.set_xlabel(panel.x_label, color=colours.muted)
             axes.set_ylabel(panel.y_label, color=colours.muted)
-            axes.tick_params(colors=colours.muted, labelsize=7)
+            axes.tick_params(which="both", colors=colours.muted, labelsize=7)
             axes.grid(color=colours.line, linewidth=0.6)
             for name, spine in axes.spines.items():
                 spine.set_visible(name in ("left", "bottom"))
                 spine.set_color(colours.line)
             if panel.log_x:
                 axes.set_xscale("log")
+                places = sorted({x for line in panel.lines for x in line.x})
+                axes.set_xticks(places, [f"{x:g}" for x in places], rotation=45 if len(places) > 6 else 0)
+                axes.xaxis.minorticks_off()
             if panel.log_y:
                 axes.set_yscale("log")
         handles = {

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ALPHA_TEXT", "ALPHA_VISION", "COLUMNS", "COSINE", "IMAGENET", "KL_ALPHA_1_800", "KNN", "LINEAR", "STS"]
+__all__ = [
+    "ALPHA_TEXT",
+    "ALPHA_VISION",
+    "COLUMNS",
+    "COSINE",
+    "DIVERGENCES",
+    "IMAGENET",
+    "KL_ALPHA_1_800",
+    "KNN",
+    "LINEAR",
+    "STS",
+]
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "MoCo": {"method": "moco", "objective": "infonce"},
@@ -21,6 +32,8 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "VLC": {"divergence": "vlc"},
 }
 """The columns of the paper's large table, and the options of each."""
+DIVERGENCES = {name: options for name, options in COLUMNS.items() if "divergence" in options}
+"""Those of f-MICL."""
 
 
 def _row(*values: float) -> dict[str, float]:

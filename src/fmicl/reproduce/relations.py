@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Outcomes,
-    Planned,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
 __all__ = ["Relations"]
 
@@ -50,19 +39,15 @@ class Relations(Experiment):
 
     paper = "Table 5"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs each."""
-        (epochs, *_) = scale.lengths(200)
-        return [
-            run
-            for name, row in ROWS.items()
-            for run in planned((name,), scale.images("cifar10", epochs, **row.options))
-        ]
+        epochs = scale.length(200)
+        return [run for name, row in ROWS.items() for run in scale.images((name,), "cifar10", epochs, **row.options)]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """The paper's columns, and the accuracies of our runs."""
-        (epochs, *_) = scale.lengths(200)
-        rows: list[tuple[Entry, ...]] = [
+        epochs = scale.length(200)
+        rows: list[Row] = [
             (name, *row[:3], outcomes.measured((name,), "knn"), outcomes.measured((name,), "linear"))
             for name, row in ROWS.items()
         ]

@@ -27,7 +27,7 @@ def draw(plot: Plot, theme: Literal["light", "dark"] = "light") -> str:
     rows = -(-len(plot.panels) // columns)
     labels = list(dict.fromkeys(line.label for panel in plot.panels for line in panel.lines))
     with mpl.rc_context({"svg.hashsalt": "fmicl", "svg.fonttype": "none", "font.size": 8}):
-        figure = Figure(figsize=(3.4 * columns + 1.2, 2.7 * rows), layout="constrained", facecolor=colours.surface)
+        figure = Figure(figsize=(3.3 * columns + (1.2 if columns > 1 else 2.4), 2.7 * rows), layout="constrained", facecolor=colours.surface)
         FigureCanvasSVG(figure)
         for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, plot.panels, strict=False):
             axes.set_facecolor(colours.surface)
@@ -37,7 +37,8 @@ def draw(plot: Plot, theme: Literal["light", "dark"] = "light") -> str:
                 few = {"marker": "o", "markersize": 3} if len(line.x) <= 12 and not points else {}
                 style = {"linestyle": line.style, "linewidth": 1.3, **few, **points}
                 axes.plot(line.x, line.y, color=colour, label=line.label, **style)
-            axes.set_title(panel.title, fontsize=8, loc="left", color=colours.ink)
+            if len(plot.panels) > 1:  # of one panel the caption tells
+                axes.set_title(panel.title, fontsize=8, loc="left", color=colours.ink)
             axes.set_xlabel(panel.x_label, color=colours.muted)
             axes.set_ylabel(panel.y_label, color=colours.muted)
             axes.tick_params(which="both", colors=colours.muted, labelsize=7)

@@ -27,7 +27,11 @@ def draw(plot: Plot, theme: Literal["light", "dark"] = "light") -> str:
     rows = -(-len(plot.panels) // columns)
     labels = list(dict.fromkeys(line.label for panel in plot.panels for line in panel.lines))
     with mpl.rc_context({"svg.hashsalt": "fmicl", "svg.fonttype": "none", "font.size": 8}):
-        figure = Figure(figsize=(3.3 * columns + (1.2 if columns > 1 else 2.4), 2.7 * rows), layout="constrained", facecolor=colours.surface)
+        figure = Figure(
+            figsize=(3.3 * columns + (1.2 if columns > 1 else 2.4), 2.7 * rows),
+            layout="constrained",
+            facecolor=colours.surface,
+        )
         FigureCanvasSVG(figure)
         for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, plot.panels, strict=False):
             axes.set_facecolor(colours.surface)

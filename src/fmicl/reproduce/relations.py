@@ -21,15 +21,17 @@ class Relation(NamedTuple):
 ROWS = {
     "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc"}),
     "RPC": Relation("RPC", "Pearson", "cosine", {"objective": "rpc"}),
-    "MINE": Relation(
-        "Donsker-Varadhan", "KL", "neural net (ours: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}
+    "MINE": Relation("DV bound of MI", "KL", "neural net (here: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}),
+    "DIM": Relation(
+        "JSD/InfoNCE (here: JSD)", "JS, KL (here: JS)", "neural net", {"method": "dim", "divergence": "js"}
     ),
-    "DIM": Relation("JSD", "JS", "neural net", {"method": "dim", "divergence": "js"}),
-    "MI bounds": Relation("NWJ", "KL", "separable (ours: f-Gaussian)", {"divergence": "kl", "alpha": 1.0}),
+    "Poole et al.": Relation(
+        "MI bounds (here: NWJ)", "KL", "joint/separable (here: f-Gaussian)", {"divergence": "kl", "alpha": 1.0}
+    ),
     "SimCLR": Relation("InfoNCE", "KL", "cosine", {"objective": "infonce"}),
     "MoCo": Relation("InfoNCE", "KL", "cosine", {"method": "moco", "objective": "infonce"}),
-    "AU": Relation("alignment and uniformity", "KL", "Gaussian", {"objective": "align_uniform"}),
-    "f-MICL": Relation("f-MI", "any (here: JS)", "f-Gaussian", {"divergence": "js"}),
+    "AU": Relation("InfoNCE (here: its own)", "KL", "Gaussian", {"objective": "align_uniform"}),
+    "f-MICL": Relation("f-MI", "general (here: JS)", "f-Gaussian", {"divergence": "js"}),
 }
 
 

@@ -19,7 +19,7 @@ class Relation(NamedTuple):
 
 
 ROWS = {
-    "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc"}),
+    "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc", "objective": "infonce"}),
     "RPC": Relation("RPC", "Pearson", "cosine", {"objective": "rpc"}),
     "MINE": Relation("DV bound of MI", "KL", "neural net (here: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}),
     "DIM": Relation(

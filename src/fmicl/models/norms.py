@@ -184,7 +184,8 @@ def frozen_running_statistics(network: nn.Module) -> Iterator[None]:
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            if norm.momentum is None and norm.num_batches_tracked is not None:  # it is the update rate then
+            # without a momentum, the update rate is 1 / this number
+            if norm.momentum is None and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked = norm.num_batches_tracked.clone()
             norm.momentum = 0.0
         yield

@@ -181,7 +181,7 @@ class Tokenizer:
         if "tokenizer.json" in files:
             files = {"tokenizer.json": files["tokenizer.json"]}
         else:
-            files.pop("tokenizer_config.json", None)  # it names folders
+            files.pop("tokenizer_config.json", None)  # it has the paths of folders, which may differ
         digest = hashlib.blake2b()
         for name, content in sorted(files.items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
@@ -238,7 +238,7 @@ def _hub_reachable() -> bool:
     from huggingface_hub import constants
 
     hub = urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # a proxy resolves names itself
+    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # then the proxy resolves names
         return True
     try:
         socket.getaddrinfo(hub.hostname, hub.port)

@@ -118,7 +118,7 @@ class TrainingModule(LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, torch.optim.Optimizer)
         for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = self.learning_rate * group.get("factor", 1.0)
 
     def on_after_backward(self) -> None:
         """Let the method see the second embeddings: MoCo enqueues them."""

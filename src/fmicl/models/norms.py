@@ -32,7 +32,7 @@ class RunningStatisticsNorm(nn.Module):
         following: modules that are applied to the result, by name.
 
     Example:
-        >>> norm = RunningStatisticsNorm(nn.BatchNorm1d(1, affine=False, eps=0.0))
+        >>> norm = RunningStatisticsNorm(nn.BatchNorm1d(1, affine=False, eps=1e-12))
         >>> (norm(torch.tensor([[2.0], [4.0]])) * 2**0.5).flatten().round()   # mean 3, variance 2
         tensor([-1.,  1.])
         >>> (norm(torch.tensor([[3.0], [9.0]])) * 2**0.5).flatten().round()   # by those of the first batch

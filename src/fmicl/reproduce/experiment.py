@@ -237,10 +237,12 @@ class Experiment:
     Attributes:
         paper: where it is in the paper.
         archived_epochs: lengths of archived runs that the page of results shows.
+        failures_count: whether a run that fails is a result, "failed" in its table, and no error of the command.
     """
 
     paper: ClassVar[str] = ""
     archived_epochs: ClassVar[tuple[int, ...]] = (200,)
+    failures_count: ClassVar[bool] = False
 
     def plan(self, scale: Scale) -> Plan:  # noqa: ARG002 (subclasses use it)
         """The runs; none for experiments that are computed without training."""

@@ -20,6 +20,12 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "JS": {"method": "mocov3", "divergence": "js"},
     "Pearson": {"method": "mocov3", "divergence": "pearson"},
 }
+SMALL: dict[str, dict[str, Any]] = {
+    "SwAV": {"prototypes": 100},
+    "Barlow Twins": {"barlow_scale": 0.1},
+    "VICReg": {"learning_rate": 0.02},  # its loss is large
+}
+"""What digits need in addition."""
 PAPER_EPOCHS = 1000
 
 
@@ -32,11 +38,12 @@ class ImageNet(Experiment):
 
     def plan(self, scale: Scale) -> Plan:
         """1,000 epochs each."""
+        own = SMALL if scale.small else {}
         return [
             run
             for epochs in scale.lengths(PAPER_EPOCHS)
             for name, options in COLUMNS.items()
-            for run in scale.images((name, epochs), "imagenet", epochs, **options)
+            for run in scale.images((name, epochs), "imagenet", epochs, **options, **own.get(name, {}))
         ]
 
     def present(self, outcomes: Outcomes, scale: Scale) -> Result:

@@ -23,6 +23,7 @@ class SimilarityTable(Experiment):
 
     paper = "Table 4"
     archived_epochs = (200, 800)
+    failures_count = True  # as the paper's VLC
 
     def plan(self, scale: Scale) -> Plan:
         """800 epochs each."""

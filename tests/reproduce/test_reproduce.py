@@ -90,7 +90,7 @@ def test_recipes_without_data_are_left_out_by_name(
 ) -> None:
     assert main(["reproduce", "batch-size", "--out", str(tmp_path)]) == 1
     assert trained == []
-    assert "--data cifar10=DIR" in capsys.readouterr().out
+    assert "--data cifar10=PATH" in capsys.readouterr().out
 
 
 def test_archived_runs_are_not_trained_again(tmp_path: Path, trained: list[list[str]]) -> None:

@@ -79,8 +79,7 @@ class Reproduce:
                 raise ValueError(f"--data takes RECIPE=PATH, such as cifar10=DIR, but got {word!r}")
             if name not in RECIPES:
                 raise unknown_name("recipe", name, RECIPES.names())
-            is_text = recipe(name).task.name == "text"
-            found[name] = {"data" if is_text else "data_dir": Path(path)}
+            found[name] = {recipe(name).task.data_option: Path(path)}
         text = {"model": self.model, "sts": self.sts}
         given = {name: value for name, value in text.items() if value is not None}
         return {**found, "wikipedia": {**found.get("wikipedia", {}), **given}} if given else found

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fmicl.config import Settings
-from fmicl.data import dataset_info
 from fmicl.reproduce.archive import read_archive, read_sweep
 from fmicl.reproduce.costs import device_hours
 from fmicl.reproduce.experiment import (
@@ -124,7 +123,7 @@ class Reproduction:
         if plan and not outcomes:
             self.say(f"{name}: no run has finished, so there is nothing to show yet")
             return code or 1
-        result = experiment.present(outcomes, scale, self.folder / name)
+        result = experiment.present(outcomes, scale)
         place = write_result(self.folder / name, name, experiment, result, scale)
         for table in result.tables:
             self.say(table.markdown())
@@ -135,7 +134,7 @@ class Reproduction:
 
     def _small_scale(self, experiment: Experiment) -> Scale:
         """The small scale with a tiny text, if the experiment has a run on text."""
-        if not any(run.settings.task.name == "text" for run in experiment.plan(self.scale)):
+        if all(run.settings.recipe != "wikipedia" for run in experiment.plan(self.scale)):
             return self.scale
         from fmicl.reproduce.tiny_text import make_tiny_text
 
@@ -157,11 +156,10 @@ def collect(plan: Sequence[Planned], finished: Mapping[str, Outcome], failed: Ma
 
 def lacking_data(settings: Settings) -> str | None:
     """What is missing to train this, in words; None if nothing is."""
-    if settings.task.name == "text":
-        return None if settings.data is not None else "no text file (--data wikipedia=FILE)"
-    if not dataset_info(settings.dataset).needs_folder or settings.data_dir is not None:
+    task = settings.task
+    if not task.needs_data(settings) or settings.values[task.data_option] is not None:
         return None
-    return f"no data (--data {settings.recipe}=DIR)"
+    return f"no data (--data {settings.recipe}=PATH)"
 
 
 def _cells(runs: Sequence[Planned]) -> list[Cell]:
@@ -191,16 +189,18 @@ def write_result(folder: Path, name: str, experiment: Experiment, result: Result
     page = "\n\n".join(parts) + "\n"
     place = folder / f"{name}.md"
     write_atomically(place, lambda path: path.write_text(page, "utf-8"))
-    write_json(folder / f"{name}.json", {**provenance(), "experiment": name, "small": scale.small, **as_json(result)})
+    write_json(
+        folder / f"{name}.json", {**provenance(scale), "experiment": name, "small": scale.small, **as_json(result)}
+    )
     return place
 
 
-def provenance() -> dict[str, Any]:
-    """Command, versions, machine and commit."""
+def provenance(scale: Scale) -> dict[str, Any]:
+    """Command, versions, device of the runs, and commit."""
     return {
         "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": describe_device(str(pick_device("auto"))),
+        "device": describe_device(str(pick_device(scale.common.get("device", "auto")))),
         "versions": versions(["torch", "lightning", "timm"]),
         "commit": commit(),
     }

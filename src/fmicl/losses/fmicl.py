@@ -202,7 +202,7 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
 
     def why_unused(self) -> dict[str, str]:
         """Alpha and mu are constants of KL's loss with the optimal shift."""
-        constant = self.divergence == "kl" and self.shift == "optimal"
+        constant = self.divergence == "kl" and not self.skew and self.shift == "optimal"
         return dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
@@ -253,12 +253,13 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
         mu = self._mu(context)
         if mu is None:
             return ""
-        kind = uniformity(self.information_divergence(context), self.gamma, mu).kind
+        divergence = self.information_divergence(context)
+        kind = uniformity(divergence, self.gamma, mu).kind
         if kind == "strictly convex":
             return ""
         word = "convex but not strictly convex" if kind == "convex" else kind
         return (
-            f"The penalty of {self.divergence} is {word} at gamma={self.gamma:g}, mu={mu:g}, so no theorem guarantees "
+            f"The penalty of {divergence.name} is {word} at gamma={self.gamma:g}, mu={mu:g}, so no theorem guarantees "
             "uniformity. "
         )
 

@@ -243,12 +243,7 @@ def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-7) -> float:
     # entries above 1e6 have a rounding above delta
     covariance.diagonal().add_(max(delta, d * torch.finfo(covariance.dtype).eps * float(covariance.trace())))
     # L^-1 S_b L^-T has the eigenvalues of the symmetric form, and those of its smaller Gram matrix
-    root, failed = torch.linalg.cholesky_ex(covariance)
-    if int(failed):  # delta is below the rounding error of the largest entries
-        values, vectors = torch.linalg.eigh(covariance)
-        white = (vectors / values.clamp_min(delta).sqrt()).T @ centred.T
-    else:
-        white = torch.linalg.solve_triangular(root, centred.T, upper=False)
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), centred.T, upper=False)
     return _entropy_rank(_gram_eigenvalues(white).sort(descending=True).values[: n - 1], epsilon)
 
 

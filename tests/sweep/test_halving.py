@@ -143,6 +143,8 @@ def test_given_values_replace_them() -> None:
     assert {(cell.settings.alpha, cell.settings.gamma, cell.settings.validation) for cell in cells} == {
         (40.0, 1.0, 0.2), (40.0, 2.0, 0.2),
     }  # fmt: skip
+    cells, _ = select.parse("digits", ["--budget", "2", "--shift", "optimal"])  # alpha has no effect
+    assert len(cells) == 6 * 3
     cells, _ = select.parse("digits", ["--budget", "2", "--case", "A", "alpha=2", "--case", "B", "objective=infonce"])
     assert [cell.case for cell in cells] == ["A", "B"]
     assert train_command(cells[1].settings) == "fmicl train digits --objective infonce"
@@ -163,7 +165,7 @@ def test_given_values_replace_them() -> None:
         ("digits --budget 3 --eta 1", "--eta"),
         ("digits --budget 3 --first-epochs 1000", "1000"),
         ("digits --budget 3 --divergence kl --alpha 1 --gamma 1", "one candidate"),
-        ("digits --budget 3 --objective infonce", "same thing"),
+        ("digits --budget 3 --objective infonce", "one candidate"),
         ("digits --budget 2h --launcher slurm", "hours"),
         ("wikipedia --budget 3", "images"),
         ("images --budget 3 --data-dir .", "--epochs"),

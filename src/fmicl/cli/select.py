@@ -104,13 +104,19 @@ def parse(name: str, words: Sequence[str]) -> tuple[list[Cell], SelectOptions]:
     values = grid_values(flat_values(parsed), base)
     defaults = {"validation": (base.values.get("validation") or VALIDATION,)}
     if not cases:
-        defaults |= candidate_values(base)
+        defaults |= candidate_values(base.replace(**{key: found[0] for key, found in values.items()}))
     given = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
     known = {key: value for key, value in defaults.items() if key not in given and key in base.schema.options}
     return make_cells(base, {**known, **values}, cases), parsed
 
 
 def candidate_values(base: Settings) -> dict[str, tuple[Any, ...]]:
-    """Values of divergence, alpha and gamma that are compared if none are given."""
+    """Values of divergence, alpha and gamma that are compared if none are given, as far as they have an effect.
+
+    Example:
+        >>> sorted(candidate_values(recipe("digits", shift="optimal")))        # which has no alpha
+        ['divergence', 'gamma']
+    """
     alpha = base.alpha if isinstance(base.alpha, int | float) else 1.0
-    return {"divergence": DIVERGENCES, "alpha": tuple(alpha * factor for factor in ALPHAS), "gamma": GAMMAS}
+    values = {"divergence": DIVERGENCES, "alpha": tuple(alpha * factor for factor in ALPHAS), "gamma": GAMMAS}
+    return {name: found for name, found in values.items() if name in base.used()}

@@ -27,7 +27,6 @@ from scipy.stats import kendalltau, spearmanr
 
 from fmicl.evaluation.scores import SCORES, score
 from fmicl.utils.files import read_json
-from fmicl.utils.provenance import commit, versions
 
 __all__ = ["Run", "collect", "correlations", "main", "tables"]
 
@@ -107,7 +106,6 @@ def collect(sweep: Path) -> dict[str, Any]:
     return {
         "command": shlex.join(["fmicl", *_words(told["command"])]),
         **{name: first[name] for name in ("device", "versions", "commit", "started")},
-        "collected": {"commit": commit(), "versions": versions(["scipy"])},
         "runs": runs,
     }
 

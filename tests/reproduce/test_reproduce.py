@@ -87,6 +87,21 @@ def test_experiments_share_their_runs(tmp_path: Path) -> None:
     assert "| Neyman | failed |" in table
 
 
+def test_small_runs_train_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def sweep(cells: Sequence[Cell], *, out: Path, parallel: int | None, **options: Any) -> int:
+        asked.append(parallel)
+        return finish_at_once(cells, out=out, **options)
+
+    monkeypatch.setattr(pipeline, "run_sweep", sweep)
+    monkeypatch.setattr(pipeline, "available_cpus", lambda: 2)
+    for number, words in enumerate(([], ["--parallel", "3"], ["--launcher", "slurm"])):
+        out = str(tmp_path / str(number))
+        assert main(["reproduce", "curves", "--scale", "small", "--out", out, *words]) == 0
+    assert asked == [2, 3, None]
+
+
 @pytest.mark.usefixtures("trained")
 def test_a_failure_that_is_a_result_is_no_error(tmp_path: Path) -> None:
     """The paper's table of similarities has one."""

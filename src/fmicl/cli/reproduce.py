@@ -37,7 +37,7 @@ class Reproduce:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train."""
     parallel: int | None = None
-    """Runs at once on each device; with slurm, jobs at once."""
+    """Runs at once on each device; with slurm, jobs at once (None: one, at the small scale one for each CPU)."""
     launcher: Literal["local", "slurm"] = "local"
     """local: this machine. slurm: a SLURM job for each run."""
     slurm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()

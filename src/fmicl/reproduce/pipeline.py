@@ -35,9 +35,13 @@ from fmicl.sweep.grid import Cell
 from fmicl.sweep.scheduler import run_sweep
 from fmicl.utils.device import describe_device, pick_device
 from fmicl.utils.files import write_atomically, write_json
+from fmicl.utils.machine import available_cpus
 from fmicl.utils.provenance import command_line, commit, versions
 
 __all__ = ["Reproduction", "listing"]
+
+MOST_SMALL_RUNS = 8
+"""Runs at once at the small scale, which take about 1 GB of memory each."""
 
 
 def listing(scale: Scale) -> list[tuple[str, str, str, str, str]]:
@@ -114,7 +118,7 @@ class Reproduction:
             if lacks and missing:
                 self.say(f"{name}: {len(missing)} runs of {recipe_name} are left out: {lacks}")
             elif missing and self.train and code < 128:
-                code = run_sweep(_cells(missing), out=sweep, **self.sweep) or code
+                code = run_sweep(_cells(missing), out=sweep, **self._sweep_options()) or code
             if sweep.is_dir():
                 done, errors = read_sweep(sweep, recipe_name)
                 finished |= done
@@ -131,6 +135,13 @@ class Reproduction:
             self.say(line)
         self.say(f"{name}: {place}")
         return 0 if code == 1 and experiment.failures_count else code
+
+    def _sweep_options(self) -> dict[str, Any]:
+        """The sweep's options; small runs train side by side, since most of their time is start-up in one thread."""
+        local = self.sweep.get("launcher", "local") == "local"
+        if self.scale.small and local and self.sweep.get("parallel") is None:
+            return {**self.sweep, "parallel": min(MOST_SMALL_RUNS, available_cpus())}
+        return dict(self.sweep)
 
     def _small_scale(self, experiment: Experiment) -> Scale:
         """The small scale with a tiny text, if the experiment has a run on text."""

@@ -132,6 +132,13 @@ def test_lidar_leaves_out_what_differs_between_views() -> None:
     assert rankme(views.flatten(0, 1)) > 6
 
 
+def test_lidar_of_large_features_in_few_directions() -> None:
+    """A covariance of rank 3 whose rounding is above delta, as that of an untrained encoder without normalisation."""
+    samples, noise = cloud(20, 3), cloud(20 * 4, 3, seed=1).view(20, 4, 3)
+    views = 1e7 * (samples.unsqueeze(1) + 0.1 * noise) @ cloud(3, 64, seed=2)
+    assert lidar(views) == pytest.approx(3, abs=0.5)
+
+
 def test_ranks_without_label_of_a_collapse_are_zero() -> None:
     noise = 1e-8 * torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0))
     assert lidar(1.0 + noise) == 0.0  # rounding must not count as a full rank

@@ -158,7 +158,7 @@ def test_probe_views_add_a_second_probe(
     assert without["linear"] == found["linear"]
     given: dict[str, Any] = {}
     monkeypatch.setattr(image_evaluation, "evaluate_run", lambda _, **options: given.update(options))
-    assert cli.main(["evaluate", str(run.path), "--probe-views", "3"]) == 0
+    assert cli.main(["evaluate", str(run.path), "--probe-views", "3", "--device", "cpu"]) == 0
     assert given["probe_views"] == 3
 
 

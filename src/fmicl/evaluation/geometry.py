@@ -209,7 +209,8 @@ def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-7) -> float:
 
     Args:
         views: embeddings or features (N, q, d) of q views of each of N samples, N and q at least 2.
-        delta: regularises the covariance within samples, positive; so the scale of the embeddings matters.
+        delta: regularises the covariance within samples, positive; so the scale of the embeddings matters. The
+            covariance's rounding takes its place where that is larger.
         epsilon: added to each share of an eigenvalue.
 
     Returns:
@@ -239,7 +240,8 @@ def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-7) -> float:
         return 0.0
     within = (rows.view(n, q, d) - means.unsqueeze(1)).flatten(0, 1)
     covariance = within.T @ within / (n * q)
-    covariance.diagonal().add_(delta)
+    # entries above 1e6 have a rounding above delta
+    covariance.diagonal().add_(max(delta, d * torch.finfo(covariance.dtype).eps * float(covariance.trace())))
     # L^-1 S_b L^-T has the eigenvalues of the symmetric form, and those of its smaller Gram matrix
     white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), centred.T, upper=False)
     return _entropy_rank(_gram_eigenvalues(white).sort(descending=True).values[: n - 1], epsilon)

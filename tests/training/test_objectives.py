@@ -63,14 +63,14 @@ def accuracies(**changes: Any) -> tuple[float, float]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_each_objective_ends_above_the_untrained_encoder(objective: str) -> None:
-    before, after = accuracies(objective=objective, epochs=5, **CHANGES.get(objective, {}))
+    before, after = accuracies(objective=objective, **{"epochs": 5, **CHANGES.get(objective, {})})
     assert after > before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES.names())
 def test_each_objective_ends_above_the_untrained_encoder_by_its_run(objective: str, tmp_path: Path) -> None:
-    changes = {"epochs": 30, "baselines": True, "monitor_every": 0, **CHANGES.get(objective, {})}
+    changes = {**CHANGES.get(objective, {}), "epochs": 30, "baselines": True, "monitor_every": 0}
     run = train(recipe("digits", objective=objective, device="cpu", **changes), out=tmp_path / "run")
     assert run is not None
     results = json.loads(run.results.read_text())

@@ -137,6 +137,7 @@ CUTS = [
     ("swav with a queue and local crops", 7, 3, 2),
     ("moco with local crops", 7, 3, 1),
     ("simclr", 9, 2, 3),  # where accumulation goes across the end of an epoch
+    ("simclr with a learned f", 4, 1, 1),
     ("simclr", 15, 1, 1),  # after the last batch, before the export
 ]
 
@@ -147,6 +148,7 @@ def test_cut_anywhere(
 ) -> None:
     kind: dict[str, Any] = {
         "symmetric moco": {"method": "moco", "symmetric": True},
+        "simclr with a learned f": {"divergence": "learned", "alpha": "auto"},
         "simclr of 3 views": {"method": "simclr", "multiplicity": 3},
         "swav with a queue and local crops": {
             "method": "swav", "prototypes": 20, "sinkhorn_queue": 512, "local_crops": 2, "freeze_prototypes": 0.5,

@@ -172,6 +172,28 @@ class Divergence(ABC):
         """
         return Weighted(self, alpha)
 
+    def skew(self, beta: float) -> Divergence:
+        r"""This divergence of p(x, y) from the mixture beta p(x, y) + (1 - beta) p(x) p(y).
+
+        It is the f-divergence of f_beta(u) = s f(u / s), s = beta u + 1 - beta (`fmicl.divergences.skewed`). No pair
+        counts for more than a density ratio of 1 / beta, so the variance of its bound is bounded. Its largest value is
+        smaller too: for KL log(1 / beta).
+
+        Args:
+            beta: share of the joint distribution in the mixture, in [0, 1); 0 is this divergence itself.
+
+        Example:
+            >>> import torch, fmicl
+            >>> skewed = fmicl.divergence("kl").skew(0.1)
+            >>> skewed, round(skewed.supremum, 3)                        # beta f(1 / beta) = log(1 / beta)
+            (KL().skew(0.1), 2.303)
+            >>> bool(skewed.score(torch.tensor(1e3)) <= skewed.supremum)
+            True
+        """
+        from fmicl.divergences.skewed import Skewed
+
+        return Skewed(self, beta) if beta else self
+
     @staticmethod
     def from_generator(f: Callable[[Tensor], Tensor], name: str = "custom") -> Divergence:
         r"""Make a divergence from a convex f alone, by automatic differentiation and Fenchel-Young.

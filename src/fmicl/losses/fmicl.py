@@ -13,6 +13,7 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
+from fmicl.losses.balance import require_alpha
 from fmicl.losses.base import LabelledLoss
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
@@ -20,9 +21,9 @@ from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, Ob
 from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
-from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors, require_positive_scalar
+from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_shift
+from fmicl.utils.validation import Negatives
 
 __all__ = ["LARGEST_PUSH", "FMICLLoss", "FMICLOptions"]
 
@@ -48,7 +49,8 @@ class FMICLLoss(LabelledLoss):
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
         alpha: weight of the negative term; 40 for images and 409600 for text in the paper. Explicit negatives
             without a gradient, such as a queue, need less (`fmicl.theory.push`). For KL with the optimal shift alpha
-            and mu are constants of the loss and don't change its gradient.
+            and mu are constants of the loss and don't change its gradient. "auto" takes the weight at which the
+            negatives of a batch push as hard as its positives pull (`fmicl.losses.balance`).
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
             alpha, gamma and mu may be tensors: an `nn.Parameter` is a parameter of this module, and is trained with the
@@ -81,7 +83,7 @@ class FMICLLoss(LabelledLoss):
     def __init__(
         self,
         divergence: DivergenceName | Divergence,
-        alpha: Scalar = 40.0,
+        alpha: Scalar | Literal["auto"] = 40.0,
         gamma: Scalar = 1.0,
         mu: Scalar | Literal["normalised"] = 1.0,
         similarity: str | Similarity = "gaussian",
@@ -91,8 +93,7 @@ class FMICLLoss(LabelledLoss):
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
-        require_positive_scalar("alpha", alpha)
-        require_shift(shift)
+        require_alpha(alpha, shift)
         make_similarity(similarity, gamma, mu)  # checks all three
         self.divergence = make_divergence(divergence)
         require_curved(self.divergence)
@@ -162,7 +163,9 @@ def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn
 class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     """Options of f-MICL."""
 
-    alpha: float = option(40.0, "Weight of the negatives.")
+    alpha: float | Literal["auto"] = option(
+        40.0, "Weight of the negatives; auto: in each batch that at which they push as hard as positive pairs pull."
+    )
     gamma: float = option(
         1.0,
         "Inverse width of the Gaussian kernel exp(-gamma |x - y|^2); the cosine's temperature is 1 / (2 gamma).",
@@ -177,7 +180,10 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
-        require_positive_fields(self, "alpha", "gamma")
+        require_positive_fields(self, "gamma")
+        if self.alpha != "auto":
+            require_positive_fields(self, "alpha")
+        require_alpha(self.alpha, self.shift)
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module.
@@ -202,7 +208,7 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
 
     def why_unused(self) -> dict[str, str]:
         """Alpha and mu are constants of KL's loss with the optimal shift."""
-        constant = self.divergence == "kl" and self.shift == "optimal"
+        constant = self.divergence == "kl" and not self.skew and self.shift == "optimal"
         return dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
@@ -211,17 +217,17 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
         The keys of a momentum encoder don't move away. If queries are driven away from them more strongly than towards
         their own key, they run past all keys to the far side of the sphere, and the keys follow: both collapse. With
         negatives that have a gradient the same weight only spreads the embeddings more. The optimal shift weighs the
-        negatives by a normaliser, so it needs no warning.
+        negatives by a normaliser, and alpha "auto" balances them, so neither needs a warning.
 
         Example:
             >>> print(*FMICLOptions().warnings(ObjectiveContext(method="moco", detached={"anchor": 1.0})))
             the negatives of moco have no gradient, and at alpha=40 they push 5.4 times as hard as a positive pair \
-pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optimal needs no alpha
+pulls: the embeddings may collapse. --alpha 7.4 balances the two; --alpha auto does so in each batch
             >>> FMICLOptions().warnings(ObjectiveContext())
             []
         """
         mu = self._mu(context)
-        if mu is None or self.shift is not None:
+        if mu is None or self.shift is not None or isinstance(self.alpha, str):
             return []
         hardness = push(self.information_divergence(context), self.alpha, self.gamma, mu) * self.detached_share(context)
         if not LARGEST_PUSH < hardness < math.inf:
@@ -229,7 +235,7 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
         return [
             f"the negatives of {context.method} have no gradient, and at alpha={self.alpha:g} they push {hardness:.2g} "
             f"times as hard as a positive pair pulls: the embeddings may collapse. --alpha {self.alpha / hardness:.2g} "
-            "balances the two; --shift optimal needs no alpha"
+            "balances the two; --alpha auto does so in each batch"
         ]
 
     def collapse_advice(self, context: ObjectiveContext) -> str:
@@ -241,7 +247,7 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
             >>> FMICLOptions(divergence="neyman").collapse_advice(ObjectiveContext()).split(". ")[0]
             'The penalty of neyman is not convex at gamma=1, mu=1, so no theorem guarantees uniformity'
         """
-        if "alpha" in self.why_unused():
+        if "alpha" in self.why_unused() or self.alpha == "auto":
             change = "Change --gamma"
         else:
             # negatives that have a gradient spread out more the harder they are repelled; others don't move
@@ -253,12 +259,13 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
         mu = self._mu(context)
         if mu is None:
             return ""
-        kind = uniformity(self.information_divergence(context), self.gamma, mu).kind
+        divergence = self.information_divergence(context)
+        kind = uniformity(divergence, self.gamma, mu).kind
         if kind == "strictly convex":
             return ""
         word = "convex but not strictly convex" if kind == "convex" else kind
         return (
-            f"The penalty of {self.divergence} is {word} at gamma={self.gamma:g}, mu={mu:g}, so no theorem guarantees "
+            f"The penalty of {divergence.name} is {word} at gamma={self.gamma:g}, mu={mu:g}, so no theorem guarantees "
             "uniformity. "
         )
 

@@ -188,6 +188,7 @@ def test_a_full_disk_is_done_without(folder: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("fmicl.data.images.cache._reserve", full)
     assert same(load(folder), load(folder, cache_limit=0))
+    assert isinstance(load(folder, memory_limit=0).pretrain, FileSamples)  # and not an array in memory
     assert entries(folder) == []
 
 

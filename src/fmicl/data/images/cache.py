@@ -29,10 +29,9 @@ from torch import Tensor
 
 from fmicl.data.cache import cache_root, locked_entry
 from fmicl.data.images.samples import Skipped, printable
-from fmicl.utils.errors import DiskFullError
-from fmicl.utils.files import explain_full_disk, write_json
+from fmicl.utils.files import write_json
 
-__all__ = ["ImageCache", "MemoryStore", "open_cache"]
+__all__ = ["ImageCache", "MemoryStore", "not_cached", "open_cache"]
 
 FORMAT = 1
 CACHED_IMAGES, CACHED_BYTES = 5_000, 64 * 2**20
@@ -93,21 +92,21 @@ class ImageCache(MemoryStore):
         return size <= min(self.limit, FREE_SHARE * shutil.disk_usage(self.entry.parent).free)
 
     def allocate(self, shape: tuple[int, int, int, int]) -> Pixels:
-        """A file of this shape, mapped into memory, if it has room; otherwise memory."""
+        """A writable array of this shape: a file that is mapped into memory.
+
+        Raises:
+            OSError: the file can't be written; what was written is removed.
+        """
         self.discard()
-        size = int(np.prod(shape))
-        if not size or not self.has_room(size):
-            return super().allocate(shape)
-        name = self.entry.name
+        size, name = int(np.prod(shape)), self.entry.name
         try:
             self._temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".tmp", dir=self.entry.parent))
-            with explain_full_disk(self.entry), (self._temporary / "pixels.bin").open("w+b") as file:
+            with (self._temporary / "pixels.bin").open("w+b") as file:
                 _reserve(file.fileno(), size)  # a full disk under a mapped file would end the process
                 self._mapped = mmap.mmap(file.fileno(), size)
-        except (OSError, DiskFullError) as error:
-            _logger.warning("images are not cached: %s", error)
+        except OSError:
             self.discard()
-            return super().allocate(shape)
+            raise
         _logger.info("decoding %s images into %s (%.1f GiB)", f"{shape[0]:,}", self.entry, size / 2**30)
         return np.frombuffer(self._mapped, dtype=np.uint8).reshape(shape)
 
@@ -126,10 +125,14 @@ class ImageCache(MemoryStore):
         if self._temporary is None:
             return
         manifest = {**self.described, "shape": list(shape), "skipped": [list(x) for x in skipped]}
-        write_json(self._temporary / "manifest.json", manifest)
-        shutil.rmtree(self.entry, ignore_errors=True)
-        self._temporary.rename(self.entry)
-        self._temporary = None
+        try:
+            write_json(self._temporary / "manifest.json", manifest)
+            shutil.rmtree(self.entry, ignore_errors=True)
+            self._temporary.rename(self.entry)
+        except OSError as error:
+            not_cached(error)
+        else:
+            self._temporary = None
 
     def discard(self) -> None:
         """Remove what was written and not committed."""
@@ -161,12 +164,17 @@ def open_cache(
         try:
             entry = stack.enter_context(locked_entry(place, key.hexdigest()))
         except OSError as error:
-            _logger.warning("images are not cached: %s can't be written (%s)", place, error.strerror)
+            not_cached(error)
             yield None
             return
         cache = ImageCache(entry, {"format": FORMAT, "folder": printable(str(root)), "listing": digest}, limit)
         stack.callback(cache.discard)
         yield cache
+
+
+def not_cached(error: OSError) -> None:
+    """Warn that the cache can't be written, without which images are decoded in every run."""
+    _logger.warning("images are not cached: %s (--cache-dir names another folder)", error)
 
 
 def _listing_digest(root: Path, paths: Sequence[Path]) -> tuple[str, int]:

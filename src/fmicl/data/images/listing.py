@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import ImageOps
 from torch import Tensor
 
-from fmicl.data.images.cache import ImageCache, MemoryStore, open_cache
+from fmicl.data.images.cache import ImageCache, MemoryStore, not_cached, open_cache
 from fmicl.data.images.decoding import check_images, map_in_processes, resize_centre, stored_side, try_decode
 from fmicl.data.images.registry import Exclude, LoadRequest
 from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped, summarise_skipped
@@ -145,13 +146,22 @@ def _load(
     images: Tensor | None = None
     failed: list[Skipped] = []
     if fits:
-        images, failed = _decode_all(list(shapes), height, width, request.size, cache or MemoryStore())
+        room = cache is not None and shapes and cache.has_room(3 * len(shapes) * height * width)
+        store = cache if cache is not None and room else MemoryStore()
+        try:
+            pixels = store.allocate((len(shapes), 3, height, width))
+        except OSError as error:
+            not_cached(error)
+            return _load(shapes, request, None)
+        images, failed = _decode_all(list(shapes), pixels, store, request.size)
     elif len(shapes) <= DECODED_LIMIT:
         failed = [x for x in map_in_processes(_damage, list(shapes)) if x is not None]
     bad = {x.path for x in failed}
     readable = {path: shape for path, shape in shapes.items() if path not in bad}
     if _plan(readable, request, cache) != plan:  # the damaged images influenced it
         images = None  # free the memory before the others are read again
+        if cache is not None:
+            cache.discard()
         samples, more = _load(readable, request, cache)
         return samples, failed + more
     return FileSamples(tuple(readable)) if images is None else _in_memory(images, request), failed
@@ -176,9 +186,10 @@ def _damage(path: Path) -> Skipped | None:
 
 
 def _decode_all(
-    paths: Sequence[Path], height: int, width: int, size: int, store: MemoryStore
+    paths: Sequence[Path], pixels: NDArray[np.uint8], store: MemoryStore, size: int
 ) -> tuple[Tensor, list[Skipped]]:
-    pixels = store.allocate((len(paths), 3, height, width))
+    """Decode into an array of the store; images that can't be decoded leave no gap."""
+    height, width = pixels.shape[2:]
 
     def one(row: int) -> Skipped | None:
         image = try_decode(paths[row])

@@ -470,7 +470,7 @@ def test_views_are_measured_from_files_and_on_a_cpu(tmp_path: Path, monkeypatch:
         torch.set_num_threads(threads)
     assert [row["blur"] for row in rows] == [0.0, 0.5]
     assert all(row["ours"] > 0 < row["torchvision"] for row in rows)
-    assert views.write_folder(tmp_path / "photos", 20, 60, 40) > 500
+    assert views.write_folder(tmp_path / "photos", 50, 60, 40) > 500
     starts = views.starts(tmp_path / "photos", tmp_path / "cache", 24, 0)
     assert set(starts) == {"first load_s", "first fingerprint_s", "later load_s", "later fingerprint_s"}
     splits = views.load_images("images", tmp_path / "photos", size=24)

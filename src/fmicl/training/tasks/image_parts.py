@@ -77,7 +77,7 @@ def build_image_method(settings: Settings, encoder: nn.Module, classes: int = 0)
         features = int(encoder.num_features)  # type: ignore[arg-type]
         method.rotation = Rotation(
             features,
-            settings.objective_options.information_divergence(context),
+            settings.objective_options.information_divergence(context).frozen(),
             weight=settings.rotation_weight,
             size=settings[RotationOptions].size(settings.size),
             hidden=settings.hidden,

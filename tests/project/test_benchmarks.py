@@ -446,3 +446,36 @@ def test_solvers_of_the_probe_end_at_one_minimum(tmp_path: Path) -> None:
             assert row["above_lowest"] < 1e-5
             assert row["test_accuracy"] == pytest.approx(rows[0]["test_accuracy"], abs=0.2)
     assert all(row["reads"] > 0 for row in found["reads"])
+
+
+def test_the_page_shows_how_fast_views_are() -> None:
+    """The tables of benchmarks/README.md are made of the files in results/."""
+    views = module("views")
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "benchmarks" / "README.md").read_text()
+    made = views.tables(root / "results" / "benchmarks")
+    assert made in page
+    for row in json.loads((root / "results" / "benchmarks" / "views-cpu.json").read_text())["rows"]:
+        assert f"| {row['size']} | {row['image']} | {row['blur']:g} | {row['ours']:,} |" in made
+
+
+def test_views_are_measured_from_files_and_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    views = module("views")
+    monkeypatch.setattr(views, "SIZES", ((8, 8),))
+    monkeypatch.setattr(views, "ROUNDS", 1)
+    threads = torch.get_num_threads()
+    try:
+        rows = views.cpu_rates(0.01)
+    finally:
+        torch.set_num_threads(threads)
+    assert [row["blur"] for row in rows] == [0.0, 0.5]
+    assert all(row["ours"] > 0 < row["torchvision"] for row in rows)
+    assert views.write_folder(tmp_path / "photos", 50, 60, 40) > 500
+    starts = views.starts(tmp_path / "photos", tmp_path / "cache", 24, 0)
+    assert set(starts) == {"first load_s", "first fingerprint_s", "later load_s", "later fingerprint_s"}
+    splits = views.load_images("images", tmp_path / "photos", size=24)
+    family = views.Views(size=24)
+    stream = views.ViewStream(splits.pretrain, (family, family), 2, seed=0, device="cpu")
+    used: list[int] = []
+    assert views.images_a_second(stream, 2, lambda batch: used.append(len(batch.first)), warm=1) > 0
+    assert used == [2, 2, 2]

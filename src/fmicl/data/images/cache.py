@@ -29,6 +29,7 @@ from torch import Tensor
 
 from fmicl.data.cache import cache_root, locked_entry
 from fmicl.data.images.samples import Skipped, printable
+from fmicl.data.images.search import names_below
 from fmicl.utils.files import write_json
 
 __all__ = ["ImageCache", "MemoryStore", "not_cached", "open_cache"]
@@ -179,15 +180,14 @@ def not_cached(error: OSError) -> None:
 
 def _listing_digest(root: Path, paths: Sequence[Path]) -> tuple[str, int]:
     """Digest of the paths below the folder, their sizes and their times of modification; and all sizes added up."""
-    digest, total, start = hashlib.blake2b(digest_size=16), 0, len(os.fsencode(root))
-    for path in paths:
-        name = os.fsencode(path)
+    digest, total = hashlib.blake2b(digest_size=16), 0
+    for path, name in zip(paths, names_below(root, paths), strict=True):
         try:
-            found = os.stat(name)
+            found = os.stat(path)
             size, changed = found.st_size, found.st_mtime_ns
         except OSError:
             size, changed = 0, -1
-        digest.update(b"%b\0%d %d\n" % (name[start:], size, changed))
+        digest.update(b"%b\0%d %d\n" % (os.fsencode(name), size, changed))
         total += size
     return digest.hexdigest(), total
 

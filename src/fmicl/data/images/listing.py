@@ -24,7 +24,7 @@ from fmicl.data.images.cache import ImageCache, MemoryStore, not_cached, open_ca
 from fmicl.data.images.decoding import check_images, map_in_processes, resize_centre, stored_side, try_decode
 from fmicl.data.images.registry import Exclude, LoadRequest
 from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped, summarise_skipped
-from fmicl.data.images.search import image_paths, report_skipped
+from fmicl.data.images.search import image_paths, names_below, report_skipped
 from fmicl.data.images.splits import Splits, too_few_to_evaluate
 
 __all__ = ["Listing", "class_folders", "load_listing"]
@@ -110,8 +110,7 @@ def load_listing(listing: Listing, request: LoadRequest) -> Splits:
     report_skipped(listing.root, skipped, len(paths), listing.left_out)
     bad = {x.path for x in skipped}
     good = [i for i, path in enumerate(paths) if path not in bad]
-    start = len(listing.root.as_posix().rstrip("/")) + 1
-    names = [paths[i].as_posix()[start:] for i in good]
+    names = names_below(listing.root, [paths[i] for i in good])
     return _split(samples, names, labels[good], is_test[good], listing, tuple(skipped))
 
 

@@ -12,7 +12,7 @@ from fmicl.data.images.decoding import EXTENSIONS, check_images
 from fmicl.data.images.registry import Exclude
 from fmicl.data.images.samples import FileSamples, Skipped, summarise_skipped
 
-__all__ = ["find_images", "image_paths", "report_skipped", "subfolders"]
+__all__ = ["find_images", "image_paths", "names_below", "report_skipped", "subfolders"]
 
 
 def find_images(folder: Path | str, *, exclude: Exclude | None = None) -> tuple[FileSamples, tuple[Skipped, ...]]:
@@ -104,6 +104,17 @@ def image_paths(folder: Path, left_out: list[Skipped], exclude: Exclude | None =
         extensions = ", ".join(sorted(EXTENSIONS))
         raise FileNotFoundError(f"no images in {folder}: no file ends in {extensions}{without}")
     return sorted(found, key=lambda path: path.parts)
+
+
+def names_below(root: Path, paths: Sequence[Path]) -> list[str]:
+    """Paths relative to a folder that all of them are in, with forward slashes: faster than Path.relative_to.
+
+    Example:
+        >>> names_below(Path("photos"), [Path("photos/a/1.png")]), names_below(Path("."), [Path("a/1.png")])
+        (['a/1.png'], ['a/1.png'])
+    """
+    start = len((root / "x").as_posix()) - 1
+    return [path.as_posix()[start:] for path in paths]
 
 
 def report_skipped(root: Path, skipped: Sequence[Skipped], total: int, left_out: Sequence[Skipped]) -> None:

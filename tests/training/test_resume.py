@@ -156,8 +156,8 @@ def test_cut_anywhere(
         "moco with local crops": {"method": "moco", "local_crops": 2},
     }  # fmt: skip
     settings = digits(
-        **kinds.get(method, {"method": method}), epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
-        learning_rate=1e-3,
+        **kinds.get(method, {"method": method}), epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0,
+        optimizer="adamw", learning_rate=1e-3,
     )  # fmt: skip
     cut_and_resume(settings, after, tmp_path, monkeypatch)
 

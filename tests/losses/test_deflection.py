@@ -16,6 +16,7 @@ import fmicl
 from fmicl.config import recipe
 from fmicl.divergences import Learned
 from fmicl.losses.deflection import deflection
+from fmicl.methods.critics import CriticLoss
 from two_views import F64, MODES, batch, queue, unit
 
 COMPONENTS = {"js": "js", "kl": "kl", "tsallis 1.5": 1.5, "pearson": "pearson", "tsallis 3": 3.0}
@@ -184,6 +185,7 @@ class TestTraining:
         "make",
         [
             lambda: fmicl.IConLoss("learned"),
+            lambda: CriticLoss(fmicl.divergence("learned")),
             lambda: fmicl.FMICLLoss("learned", similarity="cosine"),
             lambda: fmicl.FMICLLoss("learned", similarity=fmicl.Cosine()),
         ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import torch
@@ -19,7 +20,7 @@ from fmicl.losses.deflection import deflection
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, ObjectiveContext, register_objective
-from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
+from fmicl.losses.similarities import Fitted, Gaussian, Similarity, make_similarity
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
 from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors
@@ -209,10 +210,14 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
         1.0,
         "Inverse width of the Gaussian kernel exp(-gamma |x - y|^2); the cosine's temperature is 1 / (2 gamma).",
     )
-    similarity: Literal["gaussian", "cosine", "cosine_identity"] = option(
+    similarity: Literal["gaussian", "cosine", "cosine_identity", "fitted"] = option(
         "gaussian",
         "Similarity of two embeddings; cosine_identity is the paper's cosine, without an activation (T = x.y at "
-        "--gamma 0.5), and fails for some divergences.",
+        "--gamma 0.5), and fails for some divergences; fitted is an increasing function of the cosine, of "
+        "--similarity-from.",
+    )
+    similarity_from: Path | None = option(
+        None, "The assumption.json of `fmicl check-assumption`, to whose density ratio --similarity fitted is fitted."
     )
     shift: Literal["optimal"] | None = option(None, "Maximise the bound over the Donsker-Varadhan shift as well.")
 
@@ -223,32 +228,46 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
         if self.alpha != "auto":
             require_positive_fields(self, "alpha")
         require_alpha(self.alpha, self.shift)
+        if self.similarity == "fitted":
+            if self.similarity_from is None:
+                raise ValueError("similarity fitted needs similarity_from, the assumption.json that it is fitted to")
+            if self.shift is not None or self.alpha == "auto":
+                raise ValueError(
+                    f"similarity fitted takes a number as alpha and no shift, got {self.alpha}, {self.shift}"
+                )
+            if self.mu != 1.0:
+                raise ValueError(f"similarity fitted has its own scale, got mu={self.mu}: leave it out")
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module.
 
         Raises:
             ValueError: there is no such divergence, or the cosine similarity has a mu.
+            FileNotFoundError: the file that a similarity is fitted to is missing.
 
         Example:
             >>> FMICLOptions(divergence="tsallis").build(ObjectiveContext(divergence_parameters={"order": 2.0}))
             FMICLLoss(Tsallis(order=2.0), alpha=40, gamma=1, mu=1, similarity=gaussian, negatives=anchor, shift=None)
         """
+        fitted = self.similarity == "fitted"
         return FMICLLoss(
             self.information_divergence(context),
             alpha=self.alpha,
-            gamma=self.gamma,
+            gamma=1.0 if fitted else self.gamma,
             mu=self.mu,
-            similarity=self.similarity,
+            similarity=Fitted.read(self.similarity_from) if fitted and self.similarity_from else self.similarity,
             shift=self.shift,
             label_negatives=self.label_negatives,
             **self.common(context),
         )
 
     def why_unused(self) -> dict[str, str]:
-        """Alpha and mu are constants of KL's loss with the optimal shift."""
+        """Alpha and mu are constants of KL's loss with the optimal shift; a fitted similarity has no gamma and mu."""
+        if self.similarity == "fitted":
+            return dict.fromkeys(("gamma", "mu"), "similarity fitted has its own")
         constant = self.divergence == "kl" and not self.skew and self.shift == "optimal"
-        return dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
+        found = dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
+        return {**found, "similarity_from": "only similarity fitted is fitted to it"}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
         """Warn of negatives without a gradient that repel too strongly, and say which alpha balances them.

@@ -36,7 +36,7 @@ from fmicl.kernels.transforms import in_transforms
 from fmicl.losses.balance import balanced_uniformity, require_alpha
 from fmicl.losses.pairing import ComputeOptions, Pairs
 from fmicl.losses.shift import optimally_shifted
-from fmicl.losses.similarities import Similarity, make_similarity
+from fmicl.losses.similarities import FittedCritic, Similarity, make_similarity
 from fmicl.losses.statistics import batch_covariance, centre, off_diagonal_squares, prepare_views, standardise
 from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, make_targets, masked_logsumexp
 from fmicl.utils.learnable import Scalar, require_positive_scalar
@@ -220,7 +220,13 @@ def fmicl_terms(
 def fmicl_terms_of_pairs(
     pairs: Pairs, critic: Critic, alpha: Scalar | Literal["auto"], shift: Literal["optimal"] | None
 ) -> Terms:
-    """The two terms of f-MICL for a prepared batch, with any negatives."""
+    """The two terms of f-MICL for a prepared batch, with any negatives.
+
+    Raises:
+        ValueError: a fitted similarity with an optimal shift or alpha "auto", which need r affine in the cosine.
+    """
+    if isinstance(critic, FittedCritic) and (shift is not None or isinstance(alpha, str)):
+        raise ValueError(f"a fitted similarity takes a number as alpha and no shift, got alpha={alpha}, shift={shift}")
     alignment = -pairs.mean_of_rows(pairs.scores(critic))
     if isinstance(alpha, str):
         return Terms(alignment, balanced_uniformity(pairs, critic))

@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 import fmicl
 from fmicl.divergences import Tsallis
 from fmicl.integrations.sentence_transformers import FMICLLoss
+from fmicl.losses.deflection import deflection
 from fmicl.losses.similarities import make_similarity
 from tiny_bert import SENTENCES, tiny_bert
 
@@ -61,6 +62,20 @@ def test_the_defaults_are_the_papers_for_text(model: SentenceTransformer) -> Non
     batch = columns(model, 2)
     x, y = embeddings(model, batch)
     assert torch.equal(FMICLLoss(model)(batch, None), fmicl.FMICLLoss("kl", alpha=409600.0, gamma=20.0)(x, y))
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_a_learned_f_is_trained_by_its_deflection(model: SentenceTransformer, number: int) -> None:
+    """Also with a column of negatives, whose part in the loss has no gradient in the weights either."""
+    model.eval()
+    batch = columns(model, number)
+    loss = FMICLLoss(model, "learned", **SOFT)
+    x, y, *_ = (value.detach() for value in embeddings(model, batch))
+    kind = loss.objective.divergence
+    gain = deflection(x, y, kind, gamma=SOFT["gamma"])
+    (expected,) = torch.autograd.grad(-gain / max(1.0, abs(float(gain.detach()))), kind.logits)  # type: ignore[attr-defined]
+    (seen,) = torch.autograd.grad(loss(batch, None), kind.logits)  # type: ignore[attr-defined]
+    torch.testing.assert_close(seen, expected)
 
 
 def plain_loss(rows: list[Tensor], divergence: str, mode: str, alpha: float, gamma: float) -> Tensor:

@@ -54,6 +54,8 @@ CASES: dict[str, Callable[..., nn.Module]] = {
         f"kl, shift, {mode}": functools.partial(fmicl.FMICLLoss, "kl", shift="optimal", negatives=mode)  # type: ignore[arg-type]
         for mode in MODES
     },
+    "js, auto": functools.partial(fmicl.FMICLLoss, "js", alpha="auto"),
+    "vlc, auto, both": functools.partial(fmicl.FMICLLoss, "vlc", alpha="auto", negatives="both"),
     "js, shift": functools.partial(fmicl.FMICLLoss, "js", alpha=2.0, shift="optimal"),
     "js, cosine": functools.partial(fmicl.FMICLLoss, "js", similarity="cosine"),
     **{f"infonce, {mode}": functools.partial(fmicl.InfoNCELoss, 0.3, mode) for mode in MODES},  # type: ignore[arg-type]

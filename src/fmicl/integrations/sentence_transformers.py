@@ -202,8 +202,9 @@ class FMICLLoss(nn.Module):
             other = normalise(column.to(pairs.x.dtype))
             blocks += tuple(Block(rows, other, None, 1, pairs.world.total**2, pairs.world) for rows in anchors)
         pairs = dataclasses.replace(pairs, blocks=blocks)
-        critic = make_similarity(o.similarity, o.gamma, o.mu).critic(o.divergence, x.shape[1])
-        return fmicl_terms_of_pairs(pairs, critic, o.alpha, o.shift).total()
+        critic = make_similarity(o.similarity, o.gamma, o.mu).critic(o.divergence.frozen(), x.shape[1])
+        loss = fmicl_terms_of_pairs(pairs, critic, o.alpha, o.shift).total()
+        return o.with_criterion(loss, x, y, y if alone else None)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The settings, for the model card."""

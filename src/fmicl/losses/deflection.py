@@ -67,18 +67,20 @@ def deflection(
     pairs = Pairs.prepare(x, y, negatives, **{**options, "gather": False})
     critic = make_similarity(similarity, gamma, mu).critic(make_divergence(divergence), x.shape[1])
     scores = pairs.scores(critic)
-    first, second = (pairs.mean(_Moment(critic, power)) for power in (1, 2))
+    centre = scores.detach().mean()  # near which all scores are at first: moments about it lose few digits
+    first, second = (pairs.mean(_Moment(critic, power, centre)) for power in (1, 2))
     variance = scores.var(unbiased=False) + (second - first.square())
     # far below any variance of embeddings that are not one point, whose gradient would be infinite
-    return (scores.mean() - first) / (variance.clamp(min=0) + 1e-12).sqrt()
+    return (scores.mean() - centre - first) / (variance.clamp(min=0) + 1e-12).sqrt()
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """A power of the score of a pair."""
+    """A power of the score of a pair, about a centre."""
 
     critic: Critic
     power: int
+    centre: Tensor
 
     @property
     def offset(self) -> Scalar:
@@ -89,9 +91,9 @@ class _Moment:
         return self.critic.scale
 
     def penalty(self, z: Tensor) -> Tensor:
-        return self.critic.score(z).pow(self.power)
+        return (self.critic.score(z) - self.centre).pow(self.power)
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        values = self.penalty(z)
+        score = self.critic.score(z) - self.centre
         slope = torch.ones_like(z) if self.critic.direct else self.critic.divergence.score_slope(z)
-        return values, slope if self.power == 1 else self.power * self.critic.score(z).pow(self.power - 1) * slope
+        return score.pow(self.power), self.power * score.pow(self.power - 1) * slope

@@ -151,14 +151,17 @@ class FMICLLoss(LabelledLoss):
             shift=self.shift,
             **self.labelled(negatives, labels, targets),
         )
-        if self.divergence.learned and torch.is_grad_enabled():
-            gain = self._deflection(x, y, negatives)
-            alignment = alignment + (gain.detach() - gain) / gain.detach().abs().clamp(min=1.0)  # of its logarithm
-        return Terms(alignment, uniformity)
+        return Terms(self.with_criterion(alignment, x, y, negatives), uniformity)
 
-    def _deflection(self, x: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
-        """What the weights of a learned divergence maximise; it has no gradient in anything else."""
-        return deflection(
+    def with_criterion(self, loss: Tensor, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss plus a term of value 0 whose gradient trains a learned divergence, if this is one.
+
+        The gradient is minus that of the deflection in the weights, over its absolute value if that is above 1, and 0
+        in everything else.
+        """
+        if not (self.divergence.learned and torch.is_grad_enabled()):
+            return loss
+        gain = deflection(
             x.detach(),
             y.detach(),
             self.divergence,
@@ -167,6 +170,7 @@ class FMICLLoss(LabelledLoss):
             similarity=_constant(self.similarity),
             **self.common(None if negatives is None else negatives.detach()),
         )
+        return loss + (gain.detach() - gain) / gain.detach().abs().clamp(min=1.0)
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Divergence(ABC):
         supremum: f'(inf), the upper end of the conjugate's domain; f* is +inf above it.
         closed_form: False if score and penalty are derived from f by automatic differentiation.
         piecewise_linear: True if f is piecewise linear, as total variation's: its loss has no gradient.
+        learned: True if f has weights that `fmicl.FMICLLoss` trains by the deflection of its score.
 
     Example:
         >>> import torch, fmicl
@@ -55,6 +56,7 @@ class Divergence(ABC):
     supremum: float
     closed_form: bool
     piecewise_linear: bool = False
+    learned: bool = False
 
     def __init_subclass__(cls) -> None:
         """Replace what a subclass inherits but its own penalty contradicts, unless it redefines that too."""
@@ -194,6 +196,10 @@ class Divergence(ABC):
 
         return Skewed(self, beta) if beta else self
 
+    def frozen(self) -> Divergence:
+        """The same f; if it is `learned`, with weights that have no gradient."""
+        return self
+
     @staticmethod
     def from_generator(f: Callable[[Tensor], Tensor], name: str = "custom") -> Divergence:
         r"""Make a divergence from a convex f alone, by automatic differentiation and Fenchel-Young.
@@ -314,6 +320,15 @@ class Weighted(Divergence):
     def piecewise_linear(self) -> bool:  # type: ignore[override]
         """The base's."""
         return self.base.piecewise_linear
+
+    @property
+    def learned(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.learned
+
+    def frozen(self) -> Divergence:
+        """With a frozen base."""
+        return replace(self, base=self.base.frozen()) if self.learned else self
 
     @property
     def constant(self) -> Scalar:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,6 +81,15 @@ class Skewed(InvertedConjugate):
     def piecewise_linear(self) -> bool:  # type: ignore[override]
         """The base's."""
         return self.base.piecewise_linear
+
+    @property
+    def learned(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.learned
+
+    def frozen(self) -> Divergence:
+        """With a frozen base."""
+        return replace(self, base=self.base.frozen()) if self.learned else self
 
     @property
     def log_odds(self) -> float:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
 from fmicl.losses.balance import require_alpha
 from fmicl.losses.base import LabelledLoss
+from fmicl.losses.deflection import deflection
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, ObjectiveContext, register_objective
@@ -56,7 +57,8 @@ class FMICLLoss(LabelledLoss):
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
             alpha, gamma and mu may be tensors: an `nn.Parameter` is a parameter of this module, and is trained with the
             encoder. So are the parameters that the divergence depends on (`learned`), such as Tsallis's order or those
-            that a function of yours captures; a copy of this module shares the latter.
+            that a function of yours captures; a copy of this module shares the latter. The weights of the divergence
+            "learned" maximise the deflection of its score instead of the bound (`fmicl.losses.deflection`).
         similarity: "gaussian", "cosine", "cosine_identity" (the paper's Table 4; see `Cosine`), or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; pass explicit ones to the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
@@ -95,9 +97,14 @@ class FMICLLoss(LabelledLoss):
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
         require_alpha(alpha, shift)
-        make_similarity(similarity, gamma, mu)  # checks all three
+        made = make_similarity(similarity, gamma, mu)  # checks all three
         self.divergence = make_divergence(divergence)
         require_curved(self.divergence)
+        if self.divergence.learned and made.critic(self.divergence, 2).direct:
+            raise ValueError(
+                f"divergence 'learned' is trained by its score, which with similarity={similarity!r} is the cosine, "
+                "whatever f is: take similarity='gaussian'"
+            )
         self.alpha = alpha
         self.gamma = gamma
         self.mu = mu
@@ -129,17 +136,36 @@ class FMICLLoss(LabelledLoss):
         labels: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Terms:
-        """Alignment and uniformity separately; their sum is the loss."""
-        return functional.fmicl_terms(
+        """Alignment and uniformity separately; their sum is the loss.
+
+        For a learned divergence alignment has a term of value 0, whose gradient trains its weights.
+        """
+        alignment, uniformity = functional.fmicl_terms(
             x,
             y,
-            self.divergence,
+            self.divergence.frozen(),
             alpha=self.alpha,
             gamma=self.gamma,
             mu=self.mu,
             similarity=self.similarity,
             shift=self.shift,
             **self.labelled(negatives, labels, targets),
+        )
+        if self.divergence.learned and torch.is_grad_enabled():
+            gain = self._deflection(x, y, negatives)
+            alignment = alignment + (gain.detach() - gain) / gain.detach().abs().clamp(min=1.0)  # of its logarithm
+        return Terms(alignment, uniformity)
+
+    def _deflection(self, x: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
+        """What the weights of a learned divergence maximise; it has no gradient in anything else."""
+        return deflection(
+            x.detach(),
+            y.detach(),
+            self.divergence,
+            gamma=_constant(self.gamma),
+            mu=_constant(self.mu),
+            similarity=_constant(self.similarity),
+            **self.common(None if negatives is None else negatives.detach()),
         )
 
     def settings(self) -> str:
@@ -148,6 +174,15 @@ class FMICLLoss(LabelledLoss):
             f"{self.divergence}, alpha={format_scalar(self.alpha)}, gamma={format_scalar(self.gamma)}, "
             f"mu={format_scalar(self.mu)}, similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
         )
+
+
+def _constant(value: Any) -> Any:
+    """A scalar or a similarity without gradients."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Similarity) and is_dataclass(value):
+        return replace(value, **{field.name: _constant(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn.Parameter]:

@@ -22,10 +22,10 @@ COLUMNS: dict[str, dict[str, Any]] = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "SwAV": {"prototypes": 100},
-    "Barlow Twins": {"barlow_scale": 0.1},
-    "VICReg": {"learning_rate": 0.02},  # its loss is large
+    "Barlow Twins": {"barlow_scale": 0.1, "learning_rate": 0.05, "dim": 512},
+    "VICReg": {"learning_rate": 0.05},
 }
-"""What digits need in addition."""
+"""What digits need in addition: few prototypes; wide embeddings, and small steps for losses of a large scale."""
 PAPER_EPOCHS = 1000
 
 

@@ -13,6 +13,7 @@ from fmicl.utils.validation import require_positive
 __all__ = ["balanced_alpha", "push"]
 
 
+@torch.no_grad()
 def push(divergence: DivergenceName | Divergence, alpha: float = 40.0, gamma: float = 1.0, mu: float = 1.0) -> float:
     r"""Push of orthogonal negatives, relative to the pull of a positive pair that coincides.
 

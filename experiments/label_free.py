@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
+from record import _without_folder
 from reproduction import ROOT, Record, load, page, table
 from scipy.stats import kendalltau, spearmanr
 
@@ -101,7 +103,8 @@ def collect(sweep: Path) -> dict[str, Any]:
         if entry["state"] == "finished":
             results = read_json(sweep / entry["folder"] / "results.json")
             kept = {key: value for key, value in results.items() if key not in ("distances", "class_names")}
-            runs.append({"hash": entry["hash"], "settings": entry["settings"], "results": kept})
+            settings = {key: _without_folder(value) for key, value in entry["settings"].items()}
+            runs.append({"hash": entry["hash"], "settings": settings, "results": kept})
     first = read_json(sweep / told["runs"][0]["folder"] / "settings.json")
     return {
         "command": shlex.join(["fmicl", *_words(told["command"])]),
@@ -111,8 +114,8 @@ def collect(sweep: Path) -> dict[str, Any]:
 
 
 def _words(command: Sequence[str]) -> list[str]:
-    """A command from `sweep` on, without the user's folder."""
-    words = list(command[command.index("sweep") :])
+    """A command from `sweep` on, without the user's folders."""
+    words = [re.sub(r"=[/~].*/", "=", word) for word in command[command.index("sweep") :]]
     if "--out" in words:
         at = words.index("--out")
         del words[at : at + 2]

@@ -232,9 +232,8 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
             if self.similarity_from is None:
                 raise ValueError("similarity fitted needs similarity_from, the assumption.json that it is fitted to")
             if self.shift is not None or self.alpha == "auto":
-                raise ValueError(
-                    f"similarity fitted takes a number as alpha and no shift, got {self.alpha}, {self.shift}"
-                )
+                given = f"alpha={self.alpha}, shift={self.shift}"
+                raise ValueError(f"similarity fitted takes a number as alpha and no shift, got {given}")
             if self.mu != 1.0:
                 raise ValueError(f"similarity fitted has its own scale, got mu={self.mu}: leave it out")
 

@@ -219,9 +219,8 @@ class Fitted(Similarity):
             raise FileNotFoundError(f"there is no {file}: `fmicl check-assumption RUN` writes it")
         try:
             bins = json.loads(file.read_text(encoding="utf-8"))["density_ratio"]
-            rows = zip(
-                *(bins[name] for name in ("cosines", "log_ratios", "errors", "joint", "independent")), strict=True
-            )
+            names = ("cosines", "log_ratios", "errors", "joint", "independent")
+            rows = list(zip(*(bins[name] for name in names), strict=True))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{file} has no density ratio of `fmicl check-assumption`: {error}") from error
         kept = [(c, r, 1 / e**2) for c, r, e, joint, independent in rows if min(joint, independent) >= _FEWEST]

@@ -382,7 +382,7 @@ def sums_of_exponentials(
         x: rows, (N, d).
         columns: (M, d); None is x with itself: tiles on and above the diagonal serve both sides, and so do skips.
         scale: factor of the inner products.
-        skips: diagonals to leave out, at least 0 for x with itself.
+        skips: diagonals to leave out; for x with itself, both k and -k.
         keep: keep the terms for `exponential_gradient`, if they take at most 64 MiB.
     """
     tiles = _Tiles(x, columns, 0.0, scale)

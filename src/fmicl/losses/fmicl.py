@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +117,7 @@ class FMICLLoss(LabelledLoss):
 
         Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
         """
-        return self.terms(x, y, negatives, labels, targets).total()
+        return functional.fmicl_loss(x, y, self.divergence, **self._settings(negatives, labels, targets))
 
     def terms(
         self,
@@ -128,17 +128,17 @@ class FMICLLoss(LabelledLoss):
         targets: Tensor | None = None,
     ) -> Terms:
         """Alignment and uniformity separately; their sum is the loss."""
-        return functional.fmicl_terms(
-            x,
-            y,
-            self.divergence,
-            alpha=self.alpha,
-            gamma=self.gamma,
-            mu=self.mu,
-            similarity=self.similarity,
-            shift=self.shift,
+        return functional.fmicl_terms(x, y, self.divergence, **self._settings(negatives, labels, targets))
+
+    def _settings(self, negatives: Tensor | None, labels: Tensor | None, targets: Tensor | None) -> dict[str, Any]:
+        return {
+            "alpha": self.alpha,
+            "gamma": self.gamma,
+            "mu": self.mu,
+            "similarity": self.similarity,
+            "shift": self.shift,
             **self.labelled(negatives, labels, targets),
-        )
+        }
 
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""

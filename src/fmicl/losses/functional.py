@@ -33,6 +33,7 @@ from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
 from fmicl.kernels.transforms import in_transforms
+from fmicl.losses import fused
 from fmicl.losses.pairing import ComputeOptions, Pairs
 from fmicl.losses.shift import optimally_shifted
 from fmicl.losses.similarities import Similarity, make_similarity
@@ -166,6 +167,10 @@ def fmicl_loss(
         >>> fmicl_loss(x, y, "js", alpha=40.0).shape
         torch.Size([])
     """
+    if shift is None and labels is None and targets is None and label_negatives == "all":
+        loss = fused.fmicl_loss(x, y, divergence, alpha, gamma, mu, similarity, negatives, **options)
+        if loss is not None:
+            return loss
     return fmicl_terms(
         x,
         y,
@@ -266,6 +271,10 @@ def infonce_loss(
         >>> torch.isclose(loss, torch.tensor(1 + 6 / torch.e).log())
         tensor(True)
     """
+    if labels is None and targets is None and label_negatives == "all":
+        loss = fused.infonce_loss(x, y, temperature, negatives, decoupled, **options)
+        if loss is not None:
+            return loss
     require_positive_scalar("temperature", temperature)
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options

@@ -2,7 +2,7 @@
 
 At the batch sizes of most training loops a loss takes as long as the calls that it consists of, not as their
 arithmetic. Here f-MICL and InfoNCE are evaluated without a graph of small operations, and settings are checked once. On
-a CPU that is some thirty calls of torch, with CUDA four to six launches of Triton kernels (`fmicl.kernels.views`).
+a CPU that is some thirty calls of torch, with CUDA four or five launches of Triton kernels (`fmicl.kernels.views`).
 
 `fmicl_loss` and `infonce_loss` return None where this doesn't apply: `fmicl.functional` then composes the loss of its
 parts, with the same value. That is so for learned scalars, divergences without closed forms, float64, labels, explicit
@@ -12,44 +12,34 @@ negatives, several processes, and within torch.func.
 from __future__ import annotations
 
 import functools
-import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fmicl.divergences import (
-    JS,
-    KL,
-    VLC,
-    Divergence,
-    DivergenceName,
-    Jeffrey,
-    Neyman,
-    Pearson,
-    ReverseKL,
-    SquaredHellinger,
-    Tsallis,
-)
+from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import tiled
-from fmicl.kernels.transforms import in_transforms
+from fmicl.kernels.lowering import lower_score
+from fmicl.kernels.transforms import in_transforms, is_batched
 from fmicl.losses.pairing import ComputeOptions, check_options
 from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
 from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.numerics import EXACT, autocast_enabled, exact_matmul, matmul_precision
+from fmicl.utils.triton import interpreting, triton_runs_on
 from fmicl.utils.validation import Negatives
 
 __all__ = ["fmicl_loss", "infonce_loss"]
 
-_CLOSED_FORMS = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis}
-_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+_HALF = (torch.bfloat16, torch.float16)
 # Lengths of rows whose squares float32 represents with all of its digits.
 _SHORTEST, _LONGEST = 1e-15, 1e15
+_LONGEST_ROW = 4096  # entries that one Triton program holds
 
 
 def fmicl_loss(
@@ -84,7 +74,10 @@ def infonce_loss(
     """`fmicl.functional.infonce_loss` of a batch on one process; None where this path doesn't apply."""
     if not _applies(x, y, negatives, temperature):
         return None
-    loss = _infonce(temperature, negatives, decoupled, **options)
+    try:
+        loss = _infonce(temperature, negatives, decoupled, **options)
+    except TypeError:
+        return None
     return None if loss is None else loss.apply(x, y)
 
 
@@ -97,10 +90,10 @@ def _applies(x: Tensor, y: Tensor, negatives: Negatives | Tensor, *numbers: Scal
         and x.shape == y.shape
         and len(x) > 1
         and x.shape[1] > 0
-        and x.dtype in _TYPES
+        and (x.dtype == torch.float32 or x.dtype in _HALF)
         and x.dtype == y.dtype
         and x.device == y.device
-        and x.device.type in ("cpu", "cuda")
+        and (x.is_cuda or x.is_cpu)
         and isinstance(negatives, str)
         and not any(isinstance(number, Tensor) for number in numbers)
         and not in_transforms()
@@ -109,41 +102,7 @@ def _applies(x: Tensor, y: Tensor, negatives: Negatives | Tensor, *numbers: Scal
     )
 
 
-@dataclass(frozen=True)
-class _Loss(ABC):
-    """A loss of two views with its settings, which are checked.
-
-    Attributes:
-        negatives: "anchor", "both" or "cross".
-        options: how sums are computed.
-    """
-
-    negatives: str
-    options: ComputeOptions = field(default_factory=ComputeOptions)
-
-    def apply(self, x: Tensor, y: Tensor) -> Tensor | None:
-        """The loss of this batch; None where it takes the composed one."""
-        kernel = self.options.get("kernel", "auto")
-        if x.is_cuda or kernel == "triton":
-            return None
-        if autocast_enabled(x.device.type):
-            with torch.autocast(x.device.type, enabled=False):
-                return self.apply(x, y)
-        if matmul_precision("cpu") != EXACT:
-            with exact_matmul(x.device):
-                return _apply(x, y, self)
-        return _apply(x, y, self)
-
-    @abstractmethod
-    def evaluate(self, views: _Views, gradient: bool) -> Tensor:
-        """The loss; adds its gradient in the unit rows to views.gradient, and sets that in their distances."""
-
-    @abstractmethod
-    def composed(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss by plain autograd."""
-
-
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256, typed=True)
 def _fmicl(
     divergence: DivergenceName | Divergence,
     alpha: float,
@@ -156,41 +115,120 @@ def _fmicl(
 ) -> _FMICL | None:
     """The checked loss; None if its critic isn't the Gaussian one of a closed form."""
     check_options(**options)
-    divergence = make_divergence(divergence)
-    if type(divergence) not in _CLOSED_FORMS or negatives not in ("anchor", "both", "cross"):
-        return None
-    if any(isinstance(value, Tensor) for value in vars(divergence).values()):
-        return None  # learned
+    kind = make_divergence(divergence)
     require_positive_scalar("alpha", alpha)
     form = make_similarity(similarity, gamma, mu)
+    if not _supports(negatives, options) or lower_score(kind) is None:
+        return None
     if type(form) is not Gaussian or isinstance(form.gamma, Tensor) or isinstance(form.mu, Tensor):
         return None
-    if options.get("normalised") or options.get("kernel") == "reference":
-        return None
-    return _FMICL(negatives, options, form.critic(divergence, d), float(alpha))
+    arguments = {"alpha": alpha, "gamma": gamma, "mu": mu, "similarity": similarity}
+    return _FMICL(negatives, options, arguments, form.critic(kind, d), float(alpha))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256, typed=True)
 def _infonce(
     temperature: float, negatives: Negatives, decoupled: bool, **options: Unpack[ComputeOptions]
 ) -> _InfoNCE | None:
-    """The checked loss; None if its exponentials need their maximum."""
+    """The checked loss."""
     check_options(**options)
     require_positive_scalar("temperature", temperature)
-    scale = 1 / temperature
-    if negatives not in ("anchor", "both", "cross") or not tiled.is_moderate(scale, torch.float32):
-        return None
-    if options.get("normalised") or options.get("kernel") == "reference":
-        return None
-    return _InfoNCE(negatives, options, scale, bool(decoupled))
+    return _InfoNCE(negatives, options, temperature, bool(decoupled)) if _supports(negatives, options) else None
 
 
-@dataclass(frozen=True)
+def _supports(negatives: str, options: ComputeOptions) -> bool:
+    return (
+        negatives in ("anchor", "both", "cross")
+        and not options.get("normalised")
+        and options.get("kernel") != "reference"
+    )
+
+
+class _Loss(ABC):
+    """A loss of two views with its settings, which are checked.
+
+    Args:
+        negatives: "anchor", "both" or "cross".
+        options: how sums are computed.
+    """
+
+    def __init__(self, negatives: Negatives, options: ComputeOptions) -> None:
+        self.negatives, self.options = negatives, options
+        self.kernel, self.precision = options.get("kernel", "auto"), options.get("precision", "auto")
+        self.plans: dict[Any, Any] = {}
+
+    def apply(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """The loss of this batch; None where it takes the composed one."""
+        if x.is_cuda or self.kernel == "triton":
+            return self._by_triton(x, y)
+        if autocast_enabled("cpu"):
+            with torch.autocast("cpu", enabled=False):
+                return self.apply(x, y)
+        if not self.supports_cpu:
+            return None
+        views = _Views.of(x.detach(), y.detach())
+        if views is None:
+            return None
+        if matmul_precision("cpu") == EXACT:
+            return _OnCPU.run(x, y, self, views)
+        with exact_matmul(x.device):
+            return _OnCPU.run(x, y, self, views)
+
+    def _by_triton(self, x: Tensor, y: Tensor) -> Tensor | None:
+        wanted = (x.requires_grad, y.requires_grad) if torch.is_grad_enabled() else (False, False)
+        key = (x.shape, x.dtype, x.device, wanted)
+        plan = self.plans.get(key)
+        if plan is None:
+            if key in self.plans:
+                return None
+            plan = self.plans[key] = self._plan(x, wanted)
+            if plan is None:
+                return None
+        # kernels read whole rows by aligned addresses
+        x, y = (v if v.is_contiguous() and v.data_ptr() % 16 == 0 else v.clone(memory_format=_ROWS) for v in (x, y))
+        return _ByTriton.run(x, y, self, plan)
+
+    def _plan(self, x: Tensor, wanted: tuple[bool, bool]) -> Any:
+        runs = triton_runs_on(x.device) or (self.kernel == "triton" and interpreting() and x.is_cpu)
+        if self.kernel not in ("auto", "triton") or not runs or x.shape[1] > _LONGEST_ROW:
+            return None
+        from fmicl.kernels.views import ViewLossPlan
+
+        loss = self.lowered()
+        fast = self.precision == "fast" or (self.precision == "auto" and x.dtype in _HALF)
+        return loss and ViewLossPlan(loss, len(x), x.shape[1], x.device, fast, wanted)
+
+    supports_cpu: bool = True
+
+    @abstractmethod
+    def lowered(self) -> Any:
+        """The loss as `fmicl.kernels.views.ViewLoss`; None if Triton has no program for it."""
+
+    @abstractmethod
+    def evaluate(self, views: _Views, gradient: bool) -> Tensor:
+        """The loss; with `gradient`, sets views.gradient to its gradient in the unit rows."""
+
+    @abstractmethod
+    def composed(self, x: Tensor, y: Tensor) -> Tensor:
+        """The loss by plain autograd."""
+
+
+_ROWS = torch.contiguous_format
+
+
 class _FMICL(_Loss):
     """f-MICL with the Gaussian similarity."""
 
-    critic: Critic = field(kw_only=False, default=None)  # type: ignore[assignment]
-    alpha: float = 1.0
+    def __init__(
+        self, negatives: Negatives, options: ComputeOptions, arguments: dict[str, Any], critic: Critic, alpha: float
+    ) -> None:
+        super().__init__(negatives, options)
+        self.arguments, self.critic, self.alpha = arguments, critic, alpha
+
+    def lowered(self) -> Any:
+        from fmicl.kernels.views import ViewLoss
+
+        return ViewLoss.fmicl(self.critic, self.alpha, self.negatives)
 
     def evaluate(self, views: _Views, gradient: bool) -> Tensor:
         critic, n = self.critic, views.n
@@ -218,25 +256,28 @@ class _FMICL(_Loss):
     def composed(self, x: Tensor, y: Tensor) -> Tensor:
         from fmicl.losses import functional
 
-        critic = self.critic
-        gamma = float(critic.scale) / 2
         return functional.fmicl_terms(
-            x, y, critic.divergence, alpha=self.alpha, gamma=gamma, mu=math.exp(critic.offset + critic.scale),
-            negatives=self.negatives, kernel="reference",
-        ).total()  # type: ignore[arg-type]  # fmt: skip
+            x, y, self.critic.divergence, negatives=self.negatives, kernel="reference", **self.arguments
+        ).total()
 
 
-@dataclass(frozen=True)
 class _InfoNCE(_Loss):
-    """InfoNCE at a temperature at which no exponential leaves float32."""
+    """InfoNCE; on a CPU, at temperatures at which no exponential leaves float32."""
 
-    scale: float = 2.0
-    decoupled: bool = False
+    def __init__(self, negatives: Negatives, options: ComputeOptions, temperature: float, decoupled: bool) -> None:
+        super().__init__(negatives, options)
+        self.temperature, self.scale, self.decoupled = temperature, 1 / temperature, decoupled
+        self.supports_cpu = tiled.is_moderate(self.scale, torch.float32)
+
+    def lowered(self) -> Any:
+        from fmicl.kernels.views import ViewLoss
+
+        return ViewLoss.infonce(self.scale, self.negatives, self.decoupled)
 
     def evaluate(self, views: _Views, gradient: bool) -> Tensor:
         n, scale = views.n, self.scale
         if self.negatives == "both":  # every view is an anchor: rows x_1 ... x_N y_1 ... y_N
-            rows, columns, skips, anchors = views.unit, None, (0, n), 2 * n
+            rows, columns, skips, anchors = views.unit, None, (0, n, -n), 2 * n
         elif self.negatives == "anchor":
             rows, columns, skips, anchors = views.x, None, (0,), n
         else:
@@ -246,8 +287,7 @@ class _InfoNCE(_Loss):
         if self.negatives == "both":
             positive = positive.repeat(2)
         # log(e^positive + others) - positive, or log(others) - positive
-        own = positive.exp()
-        denominator = others if self.decoupled else others + own
+        denominator = others if self.decoupled else others + positive.exp()
         loss = torch.sub(denominator.log().sum(), positive.sum()) / anchors
         if gradient:
             weights = denominator.reciprocal_().div_(anchors)
@@ -263,8 +303,8 @@ class _InfoNCE(_Loss):
         from fmicl.losses import functional
 
         return functional.infonce_loss(
-            x, y, temperature=1 / self.scale, negatives=self.negatives, decoupled=self.decoupled, kernel="reference"
-        )  # type: ignore[arg-type]
+            x, y, temperature=self.temperature, negatives=self.negatives, decoupled=self.decoupled, kernel="reference"
+        )
 
 
 class _Views:
@@ -274,7 +314,7 @@ class _Views:
         unit: x_1 ... x_N y_1 ... y_N, (2 N, d), float32.
         lengths: of the raw rows, (2 N, 1).
         distances: |x_i - y_i|^2, (N,).
-        gradient: in the unit rows, (2 N, d).
+        gradient: in the unit rows, (2 N, d); at first x - y in its first half.
     """
 
     def __init__(self, unit: Tensor, lengths: Tensor) -> None:
@@ -301,20 +341,35 @@ class _Views:
         self.grad_x.mul_(slope.mul_(2).unsqueeze(1))
         torch.neg(self.grad_x, out=self.grad_y)
 
-
-def _apply(x: Tensor, y: Tensor, loss: _Loss) -> Tensor | None:
-    value: Tensor | None = _Whole.apply(x, y, loss)
-    return value
+    def raw_gradient(self) -> Tensor:
+        """The gradient in the raw rows: onto the tangent space, and divided by their lengths."""
+        along = (self.gradient * self.unit).sum(dim=1, keepdim=True)
+        return torch.addcmul(self.gradient, self.unit, along, value=-1).div_(self.lengths)
 
 
 class _Whole(torch.autograd.Function):
-    """A loss of raw embeddings and its gradient, on a CPU."""
+    """A loss of raw embeddings with its gradient; subclasses say how."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, loss: _Loss) -> Tensor | None:
-        views = _Views.of(x, y)
-        if views is None:
-            return None
+    def differentiable(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient by plain autograd, for create_graph=True."""
+        inputs = ctx.saved_tensors
+        with torch.enable_grad():
+            value = ctx.loss.composed(*inputs)
+        wanted = [value for value, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True))
+        by_x, by_y = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
+        return by_x, by_y, None, None
+
+
+class _OnCPU(_Whole):
+    @classmethod
+    def run(cls, x: Tensor, y: Tensor, loss: _Loss, views: _Views) -> Tensor:
+        value: Tensor = cls.apply(x, y, loss, views)
+        return value
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, loss: _Loss, views: _Views) -> Tensor:
         gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         value = loss.evaluate(views, gradient)
         if gradient:
@@ -323,16 +378,40 @@ class _Whole(torch.autograd.Function):
         return value
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        if torch.is_grad_enabled():  # create_graph=True: the gradient itself must be differentiable
-            inputs = ctx.saved_tensors
-            wanted = [value for value in inputs if value.requires_grad]
-            value = ctx.loss.composed(*inputs)
-            found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True))
-            by_x, by_y = (next(found) if value.requires_grad else None for value in inputs)
-            return by_x, by_y, None
-        views = ctx.views
-        # onto the tangent space: (g - u (u.g)) / |row|
-        along = torch.linalg.vecdot(views.gradient, views.unit).unsqueeze(1)
-        found = torch.addcmul(views.gradient, views.unit, along, value=-1).mul_(grad / views.lengths)
-        ...
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _Whole.differentiable(ctx, grad)
+        n, dtype = ctx.views.n, ctx.saved_tensors[0].dtype
+        found = ctx.views.raw_gradient()
+        found = (found * grad if is_batched(grad) else found.mul_(grad)).to(dtype)
+        x_wanted, y_wanted, *_ = ctx.needs_input_grad
+        return found[:n] if x_wanted else None, found[n:] if y_wanted else None, None, None
+
+
+class _ByTriton(_Whole):
+    @classmethod
+    def run(cls, x: Tensor, y: Tensor, loss: _Loss, plan: Any) -> Tensor:
+        value: Tensor = cls.apply(x, y, loss, plan)
+        return value
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, loss: _Loss, plan: Any) -> Tensor:
+        value: Tensor
+        value, state = plan.forward(x, y)
+        if plan.wanted[0] or plan.wanted[1]:
+            ctx.save_for_backward(x, y)
+            ctx.loss, ctx.plan, ctx.state = loss, plan, state
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            return _Whole.differentiable(ctx, grad)
+        x, y = ctx.saved_tensors
+        batched = is_batched(grad)
+        upstream = torch.ones((), device=x.device) if batched else grad
+        by_x, by_y = ctx.plan.backward(x, y, ctx.state, upstream)
+        if batched:
+            by_x, by_y = by_x * grad, by_y * grad
+        x_wanted, y_wanted, *_ = ctx.needs_input_grad
+        return by_x if x_wanted else None, by_y if y_wanted else None, None, None

@@ -19,6 +19,7 @@ from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = [
+    "CPU_TILE",
     "Exponentials",
     "accumulate_pairs",
     "exponential_gradient",
@@ -38,7 +39,7 @@ __all__ = [
 
 # Rows and columns of a tile: large enough for the full rate of matrix products, small enough that the few arrays of
 # its size stay in a core's cache (CPU) or are a small part of the memory (GPU).
-_CPU_TILE = 768
+CPU_TILE = 768
 _GPU_TILE = 4096
 _KEPT = 8  # tiles whose terms are kept for the backward pass on a CPU: 18 MiB, and faster than computing them again
 
@@ -62,7 +63,7 @@ def _exact(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _tile(x: Tensor) -> int:
-    return _CPU_TILE if x.device.type == "cpu" else _GPU_TILE
+    return CPU_TILE if x.device.type == "cpu" else _GPU_TILE
 
 
 class _Tiles:
@@ -170,6 +171,16 @@ def accumulate_pairs(
     offset, scale = _numbers(function)
     symmetric = columns is None
     factor = (2 if symmetric else 1) * weight * scale
+    other = x if columns is None else columns
+    if max(x.shape[0], other.shape[0]) <= _tile(x):  # without the time that tiles take in Python
+        z = torch.addmm(x.new_full((), offset), x, other.T, beta=int(offset != 0), alpha=scale)
+        everything = slice(0, x.shape[0]), slice(0, other.shape[0])
+        total, slope = _evaluate(function, z, grad_x is not None, skip, *everything)
+        if grad_x is not None and slope is not None:
+            grad_x.addmm_(slope, other, alpha=factor)
+            if grad_columns is not None:
+                grad_columns.addmm_(slope.T, x, alpha=factor)
+        return total if x.device.type == "mps" else total.double()
     tiles = _Tiles(x, columns, offset, scale)
     total = None
     for i, j, z in tiles:
@@ -285,7 +296,7 @@ def logsumexp_with_terms(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Log-sum-exps with their terms and sums, for a matrix of a few tiles on a CPU."""
-    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2 or not is_moderate(scale, x.dtype):
+    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * CPU_TILE**2 or not is_moderate(scale, x.dtype):
         return None
     z = torch.addmm(x.new_zeros(()), x, columns.T, beta=0, alpha=scale)
     terms = _terms(z, skip, slice(0, len(x)), slice(0, len(columns)), paired)
@@ -414,7 +425,9 @@ def exponential_gradient(
     grad_x: Tensor,
     grad_columns: Tensor | None,
 ) -> None:
-    """Add the gradient of sum_i weights_i sum_j e^(scale x_i.o_j) to the given tensors; overwrites the kept terms.
+    """Add the gradient of sum_i weights_i / scale sum_j e^(scale x_i.o_j) to the given tensors.
+
+    It overwrites the kept terms.
 
     Args:
         x: rows, (N, d).
@@ -435,14 +448,14 @@ def exponential_gradient(
                     skipped.zero_()
         if columns is None:  # as row and as column
             z.mul_(weights[i, None] + weights[j])
-            grad_x[i].addmm_(z, tiles.x[j], alpha=scale)
+            grad_x[i].addmm_(z, tiles.x[j])
             if i != j:
-                grad_x[j].addmm_(z.T, tiles.x[i], alpha=scale)
+                grad_x[j].addmm_(z.T, tiles.x[i])
             continue
         z.mul_(weights[i, None])
-        grad_x[i].addmm_(z, tiles.columns[j], alpha=scale)
+        grad_x[i].addmm_(z, tiles.columns[j])
         if grad_columns is not None:
-            grad_columns[j].addmm_(z.T, tiles.x[i], alpha=scale)
+            grad_columns[j].addmm_(z.T, tiles.x[i])
 
 
 def _kept_tiles(tiles: _Tiles, kept: list[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:

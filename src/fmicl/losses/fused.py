@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, Unpack
 
 import torch
@@ -150,7 +148,13 @@ class _Loss(ABC):
     Args:
         negatives: "anchor", "both" or "cross".
         options: how sums are computed.
+
+    Attributes:
+        plans: of Triton's launches, by shape and type of the input; None where Triton can't run.
+        supports_cpu: whether `evaluate` may be called.
     """
+
+    supports_cpu: bool = True
 
     def __init__(self, negatives: Negatives, options: ComputeOptions) -> None:
         self.negatives, self.options = negatives, options
@@ -169,7 +173,7 @@ class _Loss(ABC):
         views = _Views.of(x.detach(), y.detach())
         if views is None:
             return None
-        if matmul_precision("cpu") == EXACT:
+        if matmul_precision("cpu") in (EXACT, "none"):
             return _OnCPU.run(x, y, self, views)
         with exact_matmul(x.device):
             return _OnCPU.run(x, y, self, views)
@@ -197,8 +201,6 @@ class _Loss(ABC):
         loss = self.lowered()
         fast = self.precision == "fast" or (self.precision == "auto" and x.dtype in _HALF)
         return loss and ViewLossPlan(loss, len(x), x.shape[1], x.device, fast, wanted)
-
-    supports_cpu: bool = True
 
     @abstractmethod
     def lowered(self) -> Any:
@@ -232,19 +234,22 @@ class _FMICL(_Loss):
 
     def evaluate(self, views: _Views, gradient: bool) -> Tensor:
         critic, n = self.critic, views.n
-        scale = float(critic.scale)
-        r = critic.at_distance(views.distances)
+        difference = views.x - views.y
+        r = critic.at_distance(difference.square().sum(dim=1))
         alignment = critic.divergence.score(r).sum()
-        if gradient:  # dr/d(distance) = -scale / 2
-            views.pull(critic.divergence.score_slope(r).mul_(scale / (2 * n)))
+        grad_x = grad_y = None
+        if gradient:  # dr/d(distance) = -scale / 2, and the distance's gradient is twice the difference
+            grad_x, grad_y = views.new_gradient()
+            slope = critic.divergence.score_slope(r).mul_(float(critic.scale) / n)
+            torch.mul(difference, slope.unsqueeze(1), out=grad_x)
+            torch.neg(grad_x, out=grad_y)
         count = (4 if self.negatives == "both" else 1) * n * (n - 1)
         weight = self.alpha / count
-        total = self._negatives(views, gradient, weight)
+        total = self._negatives(views.x, views.y, grad_x, grad_y, weight)
         return torch.sub(total * weight, alignment, alpha=1 / n).float()
 
-    def _negatives(self, views: _Views, gradient: bool, weight: float) -> Tensor:
-        x, y, critic = views.x, views.y, self.critic
-        grad_x, grad_y = (views.grad_x, views.grad_y) if gradient else (None, None)
+    def _negatives(self, x: Tensor, y: Tensor, grad_x: Tensor | None, grad_y: Tensor | None, weight: float) -> Tensor:
+        critic = self.critic
         if self.negatives == "cross":
             return tiled.accumulate_pairs(x, y, critic, 0, grad_x, grad_y, weight)
         total = tiled.accumulate_pairs(x, None, critic, 0, grad_x, None, weight)
@@ -276,27 +281,72 @@ class _InfoNCE(_Loss):
 
     def evaluate(self, views: _Views, gradient: bool) -> Tensor:
         n, scale = views.n, self.scale
-        if self.negatives == "both":  # every view is an anchor: rows x_1 ... x_N y_1 ... y_N
-            rows, columns, skips, anchors = views.unit, None, (0, n, -n), 2 * n
-        elif self.negatives == "anchor":
-            rows, columns, skips, anchors = views.x, None, (0,), n
-        else:
-            rows, columns, skips, anchors = views.x, views.y, (0,), n
-        others, kept = tiled.sums_of_exponentials(rows, columns, scale, skips, gradient)
-        positive = views.distances.mul(-scale / 2).add_(scale)
-        if self.negatives == "both":
-            positive = positive.repeat(2)
-        # log(e^positive + others) - positive, or log(others) - positive
-        denominator = others if self.decoupled else others + positive.exp()
-        loss = torch.sub(denominator.log().sum(), positive.sum()) / anchors
+        both, cross = self.negatives == "both", self.negatives == "cross"
+        rows = views.unit if both else views.x  # with both, every view is an anchor: x_1 ... x_N y_1 ... y_N
+        columns = views.y if cross else rows
+        if len(rows) <= tiled.CPU_TILE:
+            return self._small(views, rows, columns, gradient)
+        others, kept = tiled.sums_of_exponentials(
+            rows, columns if cross else None, scale, (0, n, -n) if both else (0,), gradient
+        )
+        own = (views.x * views.y).sum(dim=1).mul_(scale).exp_()
+        loss, weights, pull = self._of_sums(others.view(-1, n), own, gradient)
         if gradient:
-            weights = denominator.reciprocal_().div_(anchors)
-            pull = others * weights if not self.decoupled else torch.full_like(others, 1 / anchors)
-            pull = pull.view(2, n).sum(dim=0) if self.negatives == "both" else pull
-            views.pull(pull.mul_(scale / 2))
-            grad_rows = views.gradient if self.negatives == "both" else views.grad_x
-            grad_columns = views.grad_y if self.negatives == "cross" else None
-            tiled.exponential_gradient(rows, columns, scale, skips, kept, weights, grad_rows, grad_columns)
+            grad_x, grad_y = views.new_gradient(scale / len(rows))
+            torch.mul(views.y, pull.unsqueeze(1), out=grad_x)
+            torch.mul(views.x, pull.unsqueeze(1), out=grad_y)
+            tiled.exponential_gradient(
+                rows, columns if cross else None, scale, (0, n, -n) if both else (0,), kept, weights.view(-1),
+                views.gradient if both else grad_x, grad_y if cross else None,
+            )  # fmt: skip
+        return loss
+
+    def _of_sums(self, others: Tensor, own: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of sums of exponentials (1 or 2, N) with their positives (N,), and weights in its gradient.
+
+        Times scale / number of anchors, these are the weights of the exponentials, as others, and of the products of the
+        positive pairs, (N,).
+        """
+        ratio = others / own  # log(1 + others / own) keeps the digits of a small loss
+        loss = (ratio.log() if self.decoupled else ratio.log1p()).mean()
+        if not gradient:
+            return loss, others, own
+        if self.decoupled:
+            return loss, others.reciprocal(), torch.full_like(own, -float(len(others)))
+        weights = (others + own).reciprocal_()
+        return loss, weights, torch.mul(others, weights, out=ratio).sum(dim=0).neg_()
+
+    def _small(self, views: _Views, rows: Tensor, columns: Tensor, gradient: bool) -> Tensor:
+        """With all exponentials in one matrix, whose entries of the positive pairs become their weights."""
+        n, scale = views.n, self.scale
+        terms = torch.mm(rows * scale, columns.T).exp_()
+        if self.negatives == "both":
+            # [a, b, i] is the product of view a and view b of sample i
+            same = terms.view(2, n, 2, n).diagonal(0, 1, 3)
+            own = same[0, 1].clone()
+        else:
+            same = terms.diagonal()
+            own = same.clone() if self.negatives == "cross" else (views.x * views.y).sum(dim=1).mul_(scale).exp_()
+        same.zero_()
+        loss, weights, pull = self._of_sums(terms.sum(dim=1).view(-1, n), own, gradient)
+        if not gradient:
+            return loss
+        by_row = weights.view(-1, 1)
+        if self.negatives == "both":
+            terms.mul_(by_row + weights.view(-1))  # as row and as column
+            same.copy_(pull)  # what it adds along a row itself has no part in the gradient on the sphere
+            views.gradient, views.factor = terms @ rows, scale / (2 * n)
+            return loss
+        grad_x, grad_y = views.new_gradient(scale / n)
+        if self.negatives == "cross":
+            terms.mul_(by_row)
+            same.copy_(pull)
+            torch.mm(terms, columns, out=grad_x)
+            torch.mm(terms.T, rows, out=grad_y)
+            return loss
+        torch.mul(views.y, pull.unsqueeze(1), out=grad_x)
+        torch.mul(views.x, pull.unsqueeze(1), out=grad_y)
+        grad_x.addmm_(terms.mul_(by_row + weights.view(-1)), rows)
         return loss
 
     def composed(self, x: Tensor, y: Tensor) -> Tensor:
@@ -311,19 +361,19 @@ class _Views:
     """Unit rows of two views, and the gradient of a loss in them, on a CPU.
 
     Attributes:
+        n: number of samples.
         unit: x_1 ... x_N y_1 ... y_N, (2 N, d), float32.
+        x: its first half.
+        y: its second half.
         lengths: of the raw rows, (2 N, 1).
-        distances: |x_i - y_i|^2, (N,).
-        gradient: in the unit rows, (2 N, d); at first x - y in its first half.
+        gradient: in the unit rows, (2 N, d), divided by `factor`. Its part along a row doesn't matter.
+        factor: of the gradient.
     """
 
     def __init__(self, unit: Tensor, lengths: Tensor) -> None:
-        self.n, self.unit, self.lengths = len(unit) // 2, unit, lengths
-        self.x, self.y = unit[: self.n], unit[self.n :]
-        self.gradient = torch.empty_like(unit)
-        self.grad_x, self.grad_y = self.gradient[: self.n], self.gradient[self.n :]
-        torch.sub(self.x, self.y, out=self.grad_x)
-        self.distances: Tensor = torch.linalg.vector_norm(self.grad_x, dim=1).square_()
+        self.n, self.unit, self.lengths = unit.shape[0] // 2, unit, lengths
+        self.x, self.y = unit.view(2, self.n, -1).unbind()
+        self.gradient, self.factor = unit, 1.0
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor) -> _Views | None:
@@ -336,15 +386,17 @@ class _Views:
             return None
         return cls(rows.div_(lengths), lengths)
 
-    def pull(self, slope: Tensor) -> None:
-        """Set the gradient to that of the distances, slope_i |x_i - y_i|^2, (N,)."""
-        self.grad_x.mul_(slope.mul_(2).unsqueeze(1))
-        torch.neg(self.grad_x, out=self.grad_y)
+    def new_gradient(self, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """The uninitialised gradients in x and in y, which are to be divided by the factor."""
+        self.gradient, self.factor = torch.empty_like(self.unit), factor
+        grad_x, grad_y = self.gradient.view(2, self.n, -1).unbind()
+        return grad_x, grad_y
 
-    def raw_gradient(self) -> Tensor:
-        """The gradient in the raw rows: onto the tangent space, and divided by their lengths."""
+    def raw_gradient(self, grad: Tensor) -> Tensor:
+        """The gradient in the raw rows, times grad: onto the tangent space, and divided by their lengths."""
         along = (self.gradient * self.unit).sum(dim=1, keepdim=True)
-        return torch.addcmul(self.gradient, self.unit, along, value=-1).div_(self.lengths)
+        tangent = torch.addcmul(self.gradient, self.unit, along, value=-1)
+        return tangent.mul_(grad * self.factor / self.lengths)
 
 
 class _Whole(torch.autograd.Function):
@@ -382,8 +434,11 @@ class _OnCPU(_Whole):
         if torch.is_grad_enabled():
             return _Whole.differentiable(ctx, grad)
         n, dtype = ctx.views.n, ctx.saved_tensors[0].dtype
-        found = ctx.views.raw_gradient()
-        found = (found * grad if is_batched(grad) else found.mul_(grad)).to(dtype)
+        if is_batched(grad):
+            found = (ctx.views.raw_gradient(torch.ones(())) * grad).to(dtype)
+        else:
+            found = ctx.views.raw_gradient(grad)
+            found = found if dtype == torch.float32 else found.to(dtype)
         x_wanted, y_wanted, *_ = ctx.needs_input_grad
         return found[:n] if x_wanted else None, found[n:] if y_wanted else None, None, None
 

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CachedLaunch", "can_launch", "compile_in_parallel", "interpreting", "launch", "multiprocessors", "triton_runs_on"]
+__all__ = [
+    "CachedLaunch",
+    "can_launch",
+    "compile_in_parallel",
+    "interpreting",
+    "launch",
+    "multiprocessors",
+    "triton_runs_on",
+]
 
 
 @functools.cache

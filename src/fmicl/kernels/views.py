@@ -1,9 +1,9 @@
 """Whole losses of two views in a few Triton launches, from raw embeddings to the loss and its gradient.
 
-For batches of up to some thousand rows a loss takes as long as Python needs to launch its kernels. A `ViewLossPlan` fixes
-everything that depends on settings, shape and type only: grids, tiles, constants and compiled kernels. A call then
-allocates four tensors and launches four kernels (InfoNCE five). Nothing is read on the host, so it can be captured in
-a CUDA graph, and no sum is atomic.
+For batches of up to some thousand rows a loss takes as long as Python needs to launch its kernels. A `ViewLossPlan`
+fixes everything that depends on settings, shape and type only: grids, tiles, constants and compiled kernels. A call
+then allocates four tensors and launches four kernels (InfoNCE five). Nothing is read on the host, so it can be captured
+in a CUDA graph, and no sum is atomic.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fmicl.utils.triton import CachedLaunch, interpreting, multiprocessors
 
 __all__ = ["ViewLoss", "ViewLossPlan"]
 
-_LARGEST_SMALL = 2**31  # rows^2 * width up to which pairs are summed by this module's kernels
-_WIDEST_SMALL = 512
+# rows^2 * width up to which pairs are summed by this module's kernels, for bfloat16 and float32: measured on an H200
+_LARGEST_SMALL = {True: 2**33, False: 2**31}
 _MOST_PARTS = 16
 
 
@@ -74,23 +74,30 @@ class ViewLoss(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Rows and columns of a program's tile, number of warps and of pipeline stages."""
+    """Tile of a program: rows, columns, depth of a step, width of the gradient; warps and pipeline stages.
+
+    A depth of 0 is the whole width: the rows are held for all columns.
+    """
 
     rows: int
     columns: int
+    depth: int
+    width: int
     warps: int
     stages: int
 
 
 def _tile(width: int, fast: bool) -> _Tile:
+    if width <= 128:
+        return _Tile(32, 64 if fast else 32, 0, 128, 4, 2)
     if fast:
-        return _Tile(32, 64, 4, 2) if width <= 128 else _Tile(16, 32, 4, 2)
-    return _Tile(32, 32, 4, 2) if width <= 128 else _Tile(16, 16, 4, 2)
+        return _Tile(16, 32, 0, 512, 4, 2) if width <= 512 else _Tile(64, 64, 64, 256, 8, 3)
+    return _Tile(32, 32, 32, 128, 4, 3)
 
 
 @dataclass
 class ViewLossState:
-    """What the backward pass needs: unit rows, scratch memory, gradients of the pairs in the unit rows of x and of y."""
+    """What the backward pass needs: unit rows, scratch memory, and the pairs' gradients in the unit rows of x and y."""
 
     units: Tensor
     scratch: Tensor
@@ -128,7 +135,7 @@ class ViewLossPlan:
         self.gradient = any(self.wanted) and (loss.negatives != "anchor" or self.wanted[0])
         self.sides = 2 if self.two_sided and self.wanted[1] else 1
         self.dtype = torch.bfloat16 if self.fast and not interpreting() else torch.float32
-        self.small = self.n**2 * self.width <= _LARGEST_SMALL and self.width <= _WIDEST_SMALL
+        self.small = self.n**2 * self.width <= _LARGEST_SMALL[self.fast]
         self._plan()
 
     def _plan(self) -> None:
@@ -144,20 +151,17 @@ class ViewLossPlan:
         parts = max(1, min(2 * multiprocessors(self.device) // blocks, -(-n // tile.columns), _MOST_PARTS))
         share = -(-n // (parts * tile.columns)) * tile.columns
         self.parts = parts = -(-n // share) if self.small else 1
-        if self.softmax:
-            partial, per_program = parts * n, 1
-        else:
-            partial, per_program = (parts * blocks if self.small else 1), tile.rows
-        del per_program
-        self.partial = partial
+        partial = parts * n if self.softmax else parts * blocks if self.small else 1  # results of the sums
         self.scratch_size = 3 * samples + partial
         lse_parts = 1 << (parts - 1).bit_length()
         softmax = {"PAIRED": self.paired, "DECOUPLED": loss.decoupled, "PARTS": lse_parts if self.softmax else 1}
         scale_log2 = LOG2E * loss.scale
         tiles = {
-            "TWO_SIDED": self.two_sided, "PAIRED": self.paired, "BM": tile.rows, "BN": tile.columns, "BD": block,
-            "PRECISE": not self.fast, "num_warps": tile.warps, "num_stages": tile.stages,
+            "TWO_SIDED": self.two_sided, "PAIRED": self.paired, "HELD": tile.depth == 0, "BM": tile.rows,
+            "BN": tile.columns, "BK": tile.depth or block, "PRECISE": not self.fast, "num_warps": tile.warps,
+            "num_stages": tile.stages,
         }  # fmt: skip
+        slab = min(tile.width, block)
 
         self._unit = CachedLaunch(device.unit_views, (samples, 1, 1), Y=has_y, **by_row)
         self._unit_numbers = (samples, self.d, width, stride, shift)
@@ -174,8 +178,9 @@ class ViewLossPlan:
         self._logsumexp = CachedLaunch(device.view_logsumexp, (blocks, parts, 1), **tiles)
         self._logsumexp_numbers = (n, samples, width, scale_log2, share)
         self._pairs = CachedLaunch(
-            device.view_pairs, (blocks * self.sides, parts, 1), KIND=penalty.kind, GRADIENT=self.gradient,
-            DECOUPLED=loss.decoupled, PARTS=softmax["PARTS"], **tiles,
+            device.view_pairs, (blocks * self.sides, parts, -(-width // slab) if self.gradient else 1),
+            KIND=penalty.kind, GRADIENT=self.gradient, DECOUPLED=loss.decoupled, PARTS=softmax["PARTS"], BD=slab,
+            **tiles,
         )  # fmt: skip
         self._pairs_numbers = (
             n, samples, width, penalty.offset, penalty.scale, penalty.order, self.lowered.slope, share, parts,

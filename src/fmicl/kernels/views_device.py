@@ -85,32 +85,50 @@ def normaliser(
 
 
 @triton.jit
-def load_rows(units, first, rows, n, width, BD: tl.constexpr):
-    """Rows first + rows of a side of n rows, zero beyond its end."""
-    dims = tl.arange(0, BD)
+def load_rows(units, first, rows, n, start, width, BK: tl.constexpr):
+    """Entries start ... start + BK of the rows first + rows of a side of n rows, zero beyond the ends."""
+    dims = start + tl.arange(0, BK)
     at = (first + rows)[:, None].to(tl.int64) * width + dims[None, :]
     return tl.load(units + at, mask=(rows[:, None] < n) & (dims[None, :] < width), other=0.0)
+
+
+@triton.jit
+def products(
+    units, first, rows, other, columns, n, width,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PRECISE: tl.constexpr,
+):  # fmt: skip
+    """Inner products of the rows first + rows with the columns other + columns, in steps of BK entries."""
+    c = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, width, BK):
+        a = load_rows(units, first, rows, n, start, width, BK)
+        b = load_rows(units, other, columns, n, start, width, BK)
+        c = multiply(a, tl.trans(b), c, PRECISE)
+    return c
 
 
 @triton.jit(do_not_specialize=["n", "samples", "share"])
 def view_logsumexp(
     units, scratch, n, samples, width, scale, share,
-    TWO_SIDED: tl.constexpr, PAIRED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    PRECISE: tl.constexpr,
+    TWO_SIDED: tl.constexpr, PAIRED: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """log2 sum_j 2^(scale x_i.o_j) of a block of rows over its share of the columns; TWO_SIDED: x against y."""
     block, part = tl.program_id(0), tl.program_id(1)
     rows = block * BM + tl.arange(0, BM)
     other = n if TWO_SIDED else 0
-    q = load_rows(units, 0, rows, n, width, BD)
+    q = load_rows(units, 0, rows, n, 0, width, BK) if HELD else rows
     peak = tl.full((BM,), -float("inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     start = part * share
     end = tl.minimum(n, start + share)
     for j in range(start, end, BN):
         columns = j + tl.arange(0, BN)
-        k = load_rows(units, other, columns, n, width, BD)
-        z = scale * multiply(q, tl.trans(k), tl.zeros((BM, BN), tl.float32), PRECISE)
+        if HELD:
+            k = load_rows(units, other, columns, n, 0, width, BK)
+            c = multiply(q, tl.trans(k), tl.zeros((BM, BN), tl.float32), PRECISE)
+        else:
+            c = products(units, 0, rows, other, columns, n, width, BM, BN, BK, PRECISE)
+        z = scale * c
         z = tl.where((columns[None, :] < end) & kept(rows, columns, 0, PAIRED), z, -float("inf"))
         higher = tl.maximum(peak, tl.max(z, 1))
         safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have no pairs so far
@@ -124,22 +142,24 @@ def view_logsumexp(
 def view_pairs(
     units, scratch, gradient, n, samples, width, offset, scale, order, gain, share, parts,
     KIND: tl.constexpr, TWO_SIDED: tl.constexpr, PAIRED: tl.constexpr, DECOUPLED: tl.constexpr,
-    GRADIENT: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
-    PRECISE: tl.constexpr,
+    GRADIENT: tl.constexpr, PARTS: tl.constexpr, HELD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BD: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Sum of the penalties of a block of rows and its share of the columns, and gain * the gradient of these rows.
+
+    A program computes BD entries of the gradient. If rows have more, others compute the same penalties again.
 
     TWO_SIDED: first the rows of x against y, then, if there are so many programs, those of y against x, whose penalties
     are the same ones. For KIND "softmax" there is no penalty, and the slopes are those of log-sum-exps; `scratch` holds
     their PARTS, at least as many as `parts` and a power of two.
     """
-    program, part = tl.program_id(0), tl.program_id(1)
+    program, part, slab = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     blocks = tl.cdiv(n, BM)
     side = program // blocks
     rows = program % blocks * BM + tl.arange(0, BM)
     first = side * n
     other = n - first if TWO_SIDED else first
-    q = load_rows(units, first, rows, n, width, BD)
+    q = load_rows(units, first, rows, n, 0, width, BK) if HELD else rows
     accumulator = tl.zeros((BM, BD), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     row_value = tl.zeros((BM,), tl.float32)
@@ -149,8 +169,12 @@ def view_pairs(
     end = tl.minimum(n, start + share)
     for j in range(start, end, BN):
         columns = j + tl.arange(0, BN)
-        k = load_rows(units, other, columns, n, width, BD)
-        z = offset + scale * multiply(q, tl.trans(k), tl.zeros((BM, BN), tl.float32), PRECISE)
+        if HELD:  # the columns serve both products
+            k = load_rows(units, other, columns, n, 0, width, BK)
+            c = multiply(q, tl.trans(k), tl.zeros((BM, BN), tl.float32), PRECISE)
+        else:
+            c = products(units, first, rows, other, columns, n, width, BM, BN, BK, PRECISE)
+        z = offset + scale * c
         if KIND == "softmax":
             column_value = normaliser(scratch, columns, n, samples, scale, parts, PARTS, PAIRED, DECOUPLED)
             if TWO_SIDED:  # only the rows of x are anchors
@@ -165,12 +189,14 @@ def view_pairs(
         if KIND != "softmax":
             total += total_of(penalty, z, KIND)
         if GRADIENT:
+            if not HELD:
+                k = load_rows(units, other, columns, n, slab * BD, width, BD)
             accumulator = multiply(slope.to(k.dtype), k, accumulator, PRECISE)
     if KIND != "softmax":
-        if side == 0:
+        if (side == 0) & (slab == 0):
             tl.store(scratch + 3 * samples + part * blocks + program, tl.sum(total, 0))
     if GRADIENT:
-        dims = tl.arange(0, BD)
+        dims = slab * BD + tl.arange(0, BD)
         sides = tl.num_programs(0) // blocks
         at = (part.to(tl.int64) * sides * n + first + rows[:, None]) * width + dims[None, :]
         tl.store(gradient + at, gain * accumulator, mask=(rows[:, None] < n) & (dims[None, :] < width))
@@ -262,8 +288,8 @@ def view_gradient(
     """Gradient in the raw rows of sample i, times the upstream scalar.
 
     The unit row's gradient is that of the pairs, in row i * stride of x_by_pairs and (if Y) `shift` rows later in
-    y_by_pairs, summed over shares, plus that of the distance, weight * d score / dr * d |x - y|^2. It is projected onto the tangent space and
-    divided by the row's length.
+    y_by_pairs, summed over shares, plus that of the distance, weight * d score / dr * d |x - y|^2. It is projected onto
+    the tangent space and divided by the row's length.
     """
     i = tl.program_id(0)
     k = tl.arange(0, BD)

@@ -304,8 +304,8 @@ class _InfoNCE(_Loss):
     def _of_sums(self, others: Tensor, own: Tensor, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
         """The loss of sums of exponentials (1 or 2, N) with their positives (N,), and weights in its gradient.
 
-        Times scale / number of anchors, these are the weights of the exponentials, as others, and of the products of the
-        positive pairs, (N,).
+        Times scale / number of anchors, these are the weights of the exponentials, shaped like others, and of the
+        products of the positive pairs, (N,).
         """
         ratio = others / own  # log(1 + others / own) keeps the digits of a small loss
         loss = (ratio.log() if self.decoupled else ratio.log1p()).mean()

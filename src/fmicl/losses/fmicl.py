@@ -21,6 +21,7 @@ from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
 from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors, require_positive_scalar
+from fmicl.utils.live_objects import remember
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_shift
 
@@ -94,12 +95,12 @@ class FMICLLoss(LabelledLoss):
         require_positive_scalar("alpha", alpha)
         require_shift(shift)
         make_similarity(similarity, gamma, mu)  # checks all three
-        self.divergence = make_divergence(divergence)
+        self.divergence = remember(make_divergence(divergence))
         require_curved(self.divergence)
         self.alpha = alpha
         self.gamma = gamma
         self.mu = mu
-        self.similarity = similarity
+        self.similarity = similarity if isinstance(similarity, str) else remember(similarity)
         self.shift = shift
         learned = _parameters(self.divergence, similarity)
         if learned:

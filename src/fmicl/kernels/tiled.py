@@ -19,11 +19,11 @@ from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = [
-    "CPU_TILE",
     "Exponentials",
     "accumulate_pairs",
     "exponential_gradient",
     "is_moderate",
+    "is_one_tile",
     "largest_cosine",
     "logsumexp_both",
     "logsumexp_gradient",
@@ -39,7 +39,7 @@ __all__ = [
 
 # Rows and columns of a tile: large enough for the full rate of matrix products, small enough that the few arrays of
 # its size stay in a core's cache (CPU) or are a small part of the memory (GPU).
-CPU_TILE = 768
+_CPU_TILE = 768
 _GPU_TILE = 4096
 _KEPT = 8  # tiles whose terms are kept for the backward pass on a CPU: 18 MiB, and faster than computing them again
 
@@ -63,7 +63,12 @@ def _exact(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _tile(x: Tensor) -> int:
-    return CPU_TILE if x.device.type == "cpu" else _GPU_TILE
+    return _CPU_TILE if x.device.type == "cpu" else _GPU_TILE
+
+
+def is_one_tile(x: Tensor, columns: Tensor) -> bool:
+    """Whether the matrix of all pairs is a single tile."""
+    return max(x.shape[0], columns.shape[0]) <= _tile(x)
 
 
 class _Tiles:
@@ -172,7 +177,7 @@ def accumulate_pairs(
     symmetric = columns is None
     factor = (2 if symmetric else 1) * weight * scale
     other = x if columns is None else columns
-    if max(x.shape[0], other.shape[0]) <= _tile(x):  # without the time that tiles take in Python
+    if is_one_tile(x, other):  # without the time that tiles take in Python
         z = torch.addmm(x.new_full((), offset), x, other.T, beta=int(offset != 0), alpha=scale)
         everything = slice(0, x.shape[0]), slice(0, other.shape[0])
         total, slope = _evaluate(function, z, grad_x is not None, skip, *everything)
@@ -296,7 +301,7 @@ def logsumexp_with_terms(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Log-sum-exps with their terms and sums, for a matrix of a few tiles on a CPU."""
-    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * CPU_TILE**2 or not is_moderate(scale, x.dtype):
+    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2 or not is_moderate(scale, x.dtype):
         return None
     z = torch.addmm(x.new_zeros(()), x, columns.T, beta=0, alpha=scale)
     terms = _terms(z, skip, slice(0, len(x)), slice(0, len(columns)), paired)

@@ -284,7 +284,7 @@ class _InfoNCE(_Loss):
         both, cross = self.negatives == "both", self.negatives == "cross"
         rows = views.unit if both else views.x  # with both, every view is an anchor: x_1 ... x_N y_1 ... y_N
         columns = views.y if cross else rows
-        if len(rows) <= tiled.CPU_TILE:
+        if tiled.is_one_tile(rows, columns):
             return self._small(views, rows, columns, gradient)
         others, kept = tiled.sums_of_exponentials(
             rows, columns if cross else None, scale, (0, n, -n) if both else (0,), gradient

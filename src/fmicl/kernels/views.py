@@ -219,6 +219,8 @@ class ViewLossPlan:
         result = torch.empty((), dtype=torch.float32, device=x.device)
         state = ViewLossState(units, scratch)
         self._unit(x, y, units, scratch, *self._unit_numbers)
+        if self.fast and self.dtype == torch.float32:  # the interpreter can't multiply bfloat16 matrices
+            units.copy_(units.bfloat16())
         if self.softmax:
             if self.small:
                 self._logsumexp(units, scratch, *self._logsumexp_numbers)

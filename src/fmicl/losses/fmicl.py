@@ -42,8 +42,8 @@ class FMICLLoss(LabelledLoss):
 
     The same input gives the same bits of loss and gradient (`fmicl.kernels`). Within torch.func's transforms (grad,
     hessian, vmap) "auto" is the dense kernel "reference", the only one that they support; `shift="optimal"` is
-    supported with KL alone there. In a function compiled by torch.compile a loss runs eagerly, between two graphs; with
-    "reference" it is compiled too (`shift="optimal"` again with KL alone), which fullgraph=True needs.
+    supported with KL alone there. torch.compile takes a loss into its graph as one operator
+    (`fmicl.losses.operator`), or traces it with "reference"; only a learned divergence breaks the graph.
 
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import shlex
 import statistics
 import subprocess
@@ -32,6 +31,7 @@ sys.path[:0] = [str(HERE.parent / "src")]  # this tree, installed or not
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from measure import processor  # noqa: E402
 
 from fmicl.information import correlations_for, estimate  # noqa: E402
 from fmicl.utils.provenance import commit, versions  # noqa: E402
@@ -135,13 +135,6 @@ def measure(options: argparse.Namespace) -> None:
         print(task, seed, round(record["rows"][-1]["value"], 3), flush=True)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -25,12 +25,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
 import torch  # noqa: E402
+from measure import processor  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fmicl.divergences import Divergence, divergence  # noqa: E402
 from fmicl.information import correlations_for, gaussian_information, largest_bound, largest_information  # noqa: E402
 from fmicl.utils.provenance import commit, versions  # noqa: E402
-from information import processor  # noqa: E402
 
 NATS, DIMENSIONS = 10.0, 20
 SIZES = (100, 1000, 10_000, 100_000)

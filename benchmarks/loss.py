@@ -20,7 +20,6 @@ import multiprocessing
 import os
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,6 +33,8 @@ import tables  # noqa: E402
 import torch  # noqa: E402
 import wall  # noqa: E402
 from rows import CRITIC, ROWS, Row, operations  # noqa: E402
+
+from fmicl.utils import provenance  # noqa: E402
 
 Job = dict[str, Any]
 Cell = dict[str, Any]
@@ -260,11 +261,11 @@ def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, 
     if cuda:
         versions["cuda"] = str(torch.version.cuda)
     if commit is None:
-        commit = git_commit()
+        commit = provenance.commit()
     now = datetime.datetime.now(datetime.UTC)
     return {
         "device": settings["device"],
-        "name": torch.cuda.get_device_name() if cuda else processor(),
+        "name": torch.cuda.get_device_name() if cuda else measure.processor(),
         "threads": torch.get_num_threads(),
         "dtype": "bfloat16" if cuda else "float32",
         "versions": versions,
@@ -274,23 +275,6 @@ def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, 
         "command": shlex.join(["python", "benchmarks/loss.py", *sys.argv[1:]]),
         "quick": settings["quick"],
     }
-
-
-def git_commit() -> str | None:
-    """The commit of this tree; None where there is no git to ask."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, cwd=HERE, check=False)
-    except OSError:
-        return None
-    return found.stdout.strip() or None
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def parse_sizes(text: str) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import platform
 import statistics
 import subprocess
 import time
@@ -252,3 +253,11 @@ def kl_errors(
         float((total.double() - reference).abs() / reference.abs()),
         float((found - wanted).norm() / wanted.norm()),
     )
+
+
+def processor() -> str:
+    """The model of this machine's CPU."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -30,7 +30,6 @@ import importlib.metadata
 import json
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -42,6 +41,7 @@ from unittest import mock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import measure  # noqa: E402
 import torch  # noqa: E402
 from sklearn.linear_model import LogisticRegression as SklearnRegression  # noqa: E402
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]  # noqa: E402
@@ -52,6 +52,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from fmicl.evaluation import probes  # noqa: E402
 from fmicl.evaluation.logistic import LogisticRegression  # noqa: E402
 from fmicl.utils.numerics import exact_matmul  # noqa: E402
+from fmicl.utils.provenance import commit  # noqa: E402
 
 CLASSES = 10
 TEST = 10_000
@@ -303,21 +304,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def commit() -> str | None:
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-        capture_output=True, text=True, cwd=HERE, check=False,
-    )  # fmt: skip
-    return found.stdout.strip() or None
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
 def write(path: Path | None, record: dict[str, Any]) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -350,7 +336,7 @@ def main() -> None:
     versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     record: dict[str, Any] = {
         "command": shlex.join(["python", "benchmarks/probe.py", *sys.argv[1:]]),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else processor(),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else measure.processor(),
         "threads": options.threads,
         "versions": {"python": platform.python_version(), **versions},
         "commit": options.commit or commit(),

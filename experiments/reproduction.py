@@ -98,7 +98,8 @@ def label(record: Record) -> str:
     if METHODS[method].value.own_loss:
         return {"byol": "BYOL", "swav": "SwAV"}.get(method, method)
     objective = record.settings.get("objective")
-    what = DIVERGENCES.get(record.settings.get("divergence", ""), "f-MICL") if objective == "fmicl" else objective
+    names = {**DIVERGENCES, "learned": "learned f"}
+    what = names.get(record.settings.get("divergence", ""), "f-MICL") if objective == "fmicl" else objective
     return f"{what} by {method}"
 
 

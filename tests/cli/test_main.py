@@ -15,7 +15,7 @@ from command_line import fmicl, python
 from fmicl.cli import main as cli
 from fmicl.utils.extras import how_to_install
 
-COMMANDS = ("train", "sweep", "evaluate", "embed", "report", "mi", "check-assumption")
+COMMANDS = ("train", "sweep", "select", "evaluate", "embed", "report", "mi", "check-assumption")
 
 
 def test_help_answers_within_half_a_second() -> None:

@@ -147,7 +147,7 @@ def test_a_plugin_is_trained_by_name_and_resumed_to_the_same_weights(plugin: dic
 
 
 def test_a_plugin_s_options_are_in_the_help_under_their_owner(plugin: dict[str, str]) -> None:
-    shown = ok(fmicl("train", "digits", "--help", env=plugin))
+    shown = ok(fmicl("train", "digits", "--help", env={**plugin, "COLUMNS": "80"}))  # groups below each other
     method, objective = (" ".join(shown.split(f"{owner} options")[1].split()) for owner in (
         "method toy", "objective toy-objective"
     ))  # fmt: skip

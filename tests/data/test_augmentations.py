@@ -1,6 +1,8 @@
 """Views against torchvision: each operation, the composition, and the distribution of the parameters."""
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +10,8 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as tv
 
-from fmicl.data.augmentations.maker import ViewMaker, ViewParameters, crop_boxes
+from fmicl.data.augmentations.cpu import colour_in_groups, crop_resize_each
+from fmicl.data.augmentations.maker import ViewMaker, ViewParameters, _colour_at_once, crop_boxes
 from fmicl.data.augmentations.operations import (
     CropBoxes,
     colour_jitter,
@@ -167,10 +170,10 @@ EVERYTHING = Views(
 
 
 def compose(image: Tensor, views: Views, parameters: ViewParameters, i: int) -> Tensor:
-    """The same view by torchvision, floating-point after the crop."""
+    """The same view by torchvision, floating-point after a crop of the image's type."""
     p = parameters
     box = [int(x[i]) for x in p.boxes]
-    out = tv.resized_crop(image.float(), *box, [views.size] * 2, antialias=True) / 255
+    out = tv.resized_crop(image, *box, [views.size] * 2, antialias=True).float() / 255
     out = tv.horizontal_flip(out) if p.flip[i] else out
     for operation in p.order[i].tolist():
         out = OPERATIONS[operation](out, float(p.factors[i, operation]))
@@ -179,16 +182,47 @@ def compose(image: Tensor, views: Views, parameters: ViewParameters, i: int) -> 
     return torch.where(out >= 127.5 / 255, 1 - out, out) if p.solarise[i] else out
 
 
+@pytest.mark.parametrize("in_groups", [True, False])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_whole_view_is_torchvisions_composition(channels: int) -> None:
-    n = 60
+def test_the_whole_view_is_torchvisions_composition(
+    channels: int, in_groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU in groups of samples, elsewhere all at once."""
+    n = 120
     images, maker = pictures(n, channels, 40, 30), ViewMaker(EVERYTHING)
+    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: in_groups)
+    monkeypatch.setattr("fmicl.data.augmentations.cpu._GROUP_PIXELS", 2 * 24 * 24)  # two samples
     parameters = maker.sample(n, 40, 30, torch.Generator().manual_seed(3))
     assert 0 < int(parameters.blur.sum()) < n
     assert 0 < int(parameters.solarise.sum()) < n
     ours = maker.apply(images, parameters) * 255
     for i in range(n):
-        assert levels(ours[i], compose(images[i], EVERYTHING, parameters, i) * 255) < ONE_LEVEL
+        image = images[i] if in_groups else images[i].float()
+        assert levels(ours[i], compose(image, EVERYTHING, parameters, i) * 255) < ONE_LEVEL
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hue": 0.5}, {"jitter": 0.0}, {"hue": 0.0, "contrast": 0.0}, {"mean": (0.1,), "std": (2.0,)}]
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_colours_in_groups_are_those_of_the_whole_batch(channels: int, changes: dict[str, Any]) -> None:
+    if len(changes.get("mean", EVERYTHING.mean)) < channels:
+        pytest.skip("colour images need a mean for each channel")
+    views = replace(EVERYTHING, **changes)
+    images = pictures(300, channels, 24, 24)
+    parameters = ViewMaker(views).sample(300, 24, 24, torch.Generator().manual_seed(5))
+    ours, expected = colour_in_groups(images, parameters, views), _colour_at_once(images.float(), parameters, views)
+    difference = (ours - expected).abs() * 255 * views.std[0]
+    assert float(difference.max()) < ONE_LEVEL  # a grey level is rounded down before it is blended with
+    assert float((difference > 0.01).float().mean()) < 1e-3
+
+
+def test_crops_one_by_one_are_those_of_the_whole_batch() -> None:
+    images, views = pictures(N, 3, 40, 30), Views(size=24)
+    parameters = ViewMaker(views).sample(N, 40, 30, torch.Generator().manual_seed(6))
+    ours = crop_resize_each(images, parameters.boxes, parameters.flip, 24)
+    assert ours.dtype == torch.uint8
+    assert levels(ours, crop_resize(images, parameters.boxes, parameters.flip, 24)) <= ONE_LEVEL
 
 
 def ks(ours: Tensor, theirs: Tensor) -> float:
@@ -280,8 +314,9 @@ def test_autocast_does_not_change_views() -> None:
         assert torch.equal(maker(images, torch.Generator().manual_seed(0)), plain)
 
 
-def test_views_compile_as_one_graph() -> None:
+def test_views_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     images, maker = pictures(N, 3, 32, 32), ViewMaker(EVERYTHING)
+    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: False)
 
     def both(images: Tensor, uniforms: Tensor) -> Tensor:
         return maker.apply(images, maker.parameters(uniforms, *images.shape[2:]))

@@ -28,8 +28,9 @@ def test_every_field_is_an_option_with_a_help_text(kind: Any) -> None:
 def test_roles() -> None:
     roles = {option.name: option.role for kind in KINDS for option in options_of(kind) if option.role != "compute"}
     assert roles == {
-        "data_dir": "location", "data": "location", "sts": "location", "memory_gib": "machine", "download": "machine",
-        "checksum": "machine", "workers": "machine", "cache_dir": "machine", "weights": "location",
+        "data_dir": "location", "data": "location", "sts": "location", "memory_gib": "machine", "cache_gib": "machine",
+        "download": "machine", "checksum": "machine", "workers": "machine", "cache_dir": "machine",
+        "weights": "location",
     }  # fmt: skip
 
 

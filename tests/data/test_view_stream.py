@@ -378,7 +378,8 @@ def test_orders_of_an_epoch_are_uniform() -> None:
     assert float((counts - n / 24).square().sum() / (n / 24)) < 60  # chi-square with 23 degrees of freedom
 
 
-def test_the_stream_compiles() -> None:
+def test_the_stream_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: False)
     samples = array_samples(8)
     torch._dynamo.reset()
     eager = stream(samples, views=(SMALL, OTHER))

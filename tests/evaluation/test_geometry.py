@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 
 from fmicl.evaluation import geometry
-from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
+from fmicl.evaluation.geometry import (
+    alignment,
+    effective_rank,
+    lidar,
+    nearest_neighbours,
+    pair_distances,
+    rankme,
+    uniformity,
+)
 
 
 def cloud(n: int, d: int, seed: int = 0) -> Tensor:
@@ -82,6 +90,59 @@ def test_effective_rank_of_flat_spectra_at_any_scale(rank: int, scale: float) ->
     basis = torch.linalg.qr(cloud(512, rank)).Q.T
     rows = torch.linalg.qr(cloud(600, rank, seed=1)).Q
     assert effective_rank((rows @ basis).float() * scale) == pytest.approx(rank, rel=1e-3)
+
+
+@pytest.mark.parametrize(("n", "d"), [(40, 6), (6, 40)])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-7, 1e-2])
+def test_rankme_is_the_entropy_of_singular_values_and_epsilon(n: int, d: int, epsilon: float) -> None:
+    x = cloud(n, d) * torch.linspace(0.01, 3, d)
+    p = np.linalg.svd(x.numpy(), compute_uv=False)
+    p = p / p.sum() + epsilon
+    assert rankme(x, epsilon) == pytest.approx(float(np.exp(-(p * np.log(p)).sum())), rel=1e-9)
+    assert rankme(1e-9 * x, 0.0) == pytest.approx(effective_rank(x), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "q", "d"), [(12, 3, 5), (4, 2, 9)])
+@pytest.mark.parametrize("delta", [1e-4, 0.3])
+def test_lidar_by_plain_loops(n: int, q: int, d: int, delta: float) -> None:
+    x = (cloud(n * q, d).view(n, q, d) + 2 * cloud(n, d, seed=1).unsqueeze(1)).numpy() * np.linspace(0.1, 2, d)
+    means = [sum(x[i, j] for j in range(q)) / q for i in range(n)]
+    mean = sum(means) / n
+    between, within = np.zeros((d, d)), delta * np.eye(d)
+    for i in range(n):
+        between += np.outer(means[i] - mean, means[i] - mean) / n
+        for j in range(q):
+            within += np.outer(x[i, j] - means[i], x[i, j] - means[i]) / (n * q)
+    values, vectors = np.linalg.eigh(within)
+    root = vectors @ np.diag(values**-0.5) @ vectors.T
+    p = np.sort(np.linalg.eigvalsh(root @ between @ root))[::-1][: min(n - 1, d)].clip(0)
+    p = p / p.sum() + 1e-7
+    expected = float(np.exp(-(p * np.log(p)).sum()))
+    assert lidar(torch.tensor(x), delta) == pytest.approx(expected, rel=1e-8)
+    assert lidar(torch.tensor(x + 5.0), delta) == pytest.approx(expected, rel=1e-8)  # the mean doesn't matter
+
+
+def test_lidar_leaves_out_what_differs_between_views() -> None:
+    # 3 directions tell samples apart, 5 more only the views: RankMe counts those, LiDAR does not
+    samples = torch.linalg.qr(cloud(64, 3)).Q * 8
+    views = torch.zeros(64, 16, 8, dtype=torch.float64)
+    views[:, :, :3] = samples.unsqueeze(1) + 1e-3 * cloud(64 * 16, 3, seed=1).view(64, 16, 3)
+    views[:, :, 3:] = cloud(64 * 16, 5, seed=2).view(64, 16, 5)
+    assert lidar(views, delta=1e-6) == pytest.approx(3, abs=0.1)
+    assert rankme(views.flatten(0, 1)) > 6
+
+
+def test_lidar_of_large_features_in_few_directions() -> None:
+    """A covariance of rank 3 whose rounding is above delta, as that of an untrained encoder without normalisation."""
+    samples, noise = cloud(20, 3), cloud(20 * 4, 3, seed=1).view(20, 4, 3)
+    views = 1e7 * (samples.unsqueeze(1) + 0.1 * noise) @ cloud(3, 64, seed=2)
+    assert lidar(views) == pytest.approx(3, abs=0.5)
+
+
+def test_ranks_without_label_of_a_collapse_are_zero() -> None:
+    noise = 1e-8 * torch.randn(20, 4, 3, generator=torch.Generator().manual_seed(0))
+    assert lidar(1.0 + noise) == 0.0  # rounding must not count as a full rank
+    assert rankme(torch.zeros(5, 3)) == 0.0
 
 
 def test_few_negative_pairs_are_all_used() -> None:
@@ -199,6 +260,10 @@ BROKEN = torch.tensor([[1.0, 0.0], [float("nan"), 0.0]])
         (lambda: uniformity(X, t=0.0), "t must be positive"),
         (lambda: effective_rank(torch.zeros(3, 3)), "zero"),
         (lambda: effective_rank(X.long()), "int64"),
+        (lambda: rankme(X, epsilon=-1.0), "epsilon.*-1"),
+        (lambda: lidar(X), "q at least 2"),
+        (lambda: lidar(X.unsqueeze(1)), "q at least 2"),
+        (lambda: lidar(X.unsqueeze(1).repeat(1, 2, 1), delta=0.0), "delta.*0"),
         (lambda: effective_rank(X[0]), r"\(4,\)"),
         (lambda: effective_rank(X[:0]), "non-empty"),
         (lambda: pair_distances(X[:1], X[:1]), "at least 2"),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from fmicl.data import ArraySamples, FileSamples, Splits
+from fmicl.data import ArraySamples, FileSamples, MappedSamples, Splits
 
 
 def make(name: str, root: Path, n: int = 12) -> Path | None:
@@ -122,6 +122,6 @@ def arrays(splits: Splits) -> tuple[ArraySamples, ArraySamples, ArraySamples]:
 
 
 def labels_of(samples: object) -> list[int]:
-    assert isinstance(samples, ArraySamples | FileSamples)
+    assert isinstance(samples, ArraySamples | FileSamples | MappedSamples)
     assert samples.labels is not None
     return samples.labels.tolist()

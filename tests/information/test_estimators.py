@@ -20,7 +20,7 @@ from fmicl.information import (
     list_critics,
     list_estimators,
 )
-from fmicl.information.critics import CRITICS
+from fmicl.information.critics import CRITICS, CopulaCritic, Critic, length_features
 from fmicl.information.estimation import _pair_scores, _shares
 from fmicl.information.estimators import make_estimator, plug_in
 from fmicl.information.preparation import as_samples, normal_scores, one_hot, prepare
@@ -287,3 +287,78 @@ def test_coverage_of_gaussians_in_five_dimensions() -> None:
 
 def test_as_samples_accepts_lists_and_keeps_integers() -> None:
     assert not as_samples([1, 2, 3], "x").is_floating_point()
+
+
+def rotated(z: Tensor, i: int, j: int) -> Tensor:
+    """A bijection: a rotation in a plane whose angle grows with the length."""
+    angle = z.square().sum(dim=1) / z.shape[1]
+    turned = z.clone()
+    turned[:, i] = angle.cos() * z[:, i] - angle.sin() * z[:, j]
+    turned[:, j] = angle.sin() * z[:, i] + angle.cos() * z[:, j]
+    return turned
+
+
+def rotated_pair(number: int) -> tuple[Tensor, Tensor]:
+    """Two correlated columns of 16, and both sides rotated."""
+    (x, y), noise = pairs(0.8, number, columns=16), torch.randn(number, 14, generator=torch.Generator().manual_seed(1))
+    return rotated(x, 0, 1), rotated(torch.cat([y[:, :2], noise], dim=1), 1, 2)
+
+
+def student(number: int, columns: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Uncorrelated Student variables with 2 degrees of freedom: their lengths depend on each other."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(number, 2 * columns, generator=generator)
+    scale = torch.empty(number, 1).exponential_(1.0, generator=generator).sqrt()  # chi-square of 2 degrees over 2
+    return (z / scale)[:, :columns], (z / scale)[:, columns:]
+
+
+def copula_of(x: Tensor, y: Tensor) -> CopulaCritic:
+    critic = CopulaCritic(x.shape[1], y.shape[1], 8)
+    critic.start(normal_scores(x).float(), normal_scores(y).float())
+    return critic
+
+
+def test_the_copula_takes_functions_of_the_length_where_they_help() -> None:
+    x, y = pairs(0.8, 3000, columns=3)
+    assert copula_of(x, y).features == (False, False)
+    assert len(copula_of(x, y).alternatives(x, y)) == 1
+    assert copula_of(*rotated_pair(3000)).features[0]
+    assert copula_of(*student(3000, 4)).features[1]
+
+
+def test_length_features_of_gaussians_are_about_standard_normal() -> None:
+    x = torch.randn(50_000, 6, generator=torch.Generator().manual_seed(0))
+    found = length_features(x, (True, True))
+    assert torch.equal(found[:, :6], x)
+    w = found[:, -1:]
+    torch.testing.assert_close(found[:, 6:12], w * x)
+    assert abs(float(w.mean())) < 0.02
+    assert float(w.var()) == pytest.approx(1, abs=0.03)
+    assert float((w**3).mean()) == pytest.approx(0, abs=0.05)
+
+
+@pytest.mark.parametrize("kind", ["rotated", "student"])
+def test_what_the_length_carries_is_found_without_training(kind: str) -> None:
+    """With as good as no training, so by the closed form alone; a copula of the columns finds much less."""
+    x, y = rotated_pair(3000) if kind == "rotated" else student(3000, 4)
+    found = copula_of(x, y)
+    _, plain = found.alternatives(normal_scores(x).float(), normal_scores(y).float())
+    z = normal_scores(x).float(), normal_scores(y).float()
+
+    def bound(critic: Critic) -> float:
+        with torch.no_grad():
+            scores = _pair_scores(critic, *z, 1, torch.Generator())
+        return float(scores.joint.mean() - scores.independent.exp().mean().log())
+
+    assert bound(found) > bound(plain) + 0.1
+
+
+def test_the_interval_is_finite_where_a_few_pairs_dominate() -> None:
+    """Resampled means of linearised terms may be negative, of which there is no logarithm."""
+    estimator = InformationEstimator(critic="bilinear", training=QUICK).fit(*pairs(0.5, 90))
+    joint, independent = torch.zeros(90, dtype=F64), torch.full((90,), -1.0, dtype=F64)
+    independent[0] = 95.0
+    estimator._held_out = estimator._in_sample = type(estimator._held_out)(joint, independent)  # type: ignore[misc]
+    low, high = estimator.interval()
+    assert math.isfinite(low)
+    assert low < estimator.estimate() < high

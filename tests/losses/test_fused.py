@@ -11,6 +11,7 @@ from torch import Tensor
 import fmicl
 from devices import TRITON_DEVICE
 from fmicl.kernels import Kernel
+from fmicl.kernels.lowering import lower_score
 from fmicl.losses import fused
 from fmicl.utils.triton import CachedLaunch
 from two_views import NAMES, batch
@@ -18,6 +19,7 @@ from unit_rows import needs_triton
 
 KERNELS = ["tiled", pytest.param("triton", marks=needs_triton)]
 MODES = ["anchor", "both", "cross"]
+NINE = [name for name in NAMES if lower_score(fmicl.divergence(name)) is not None]
 
 
 def make(name: str, mode: str, kernel: str, precision: str = "auto") -> torch.nn.Module:
@@ -53,7 +55,7 @@ def only_fused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
-    ("name", "mode"), [*((name, "anchor") for name in NAMES), *itertools.product(("kl", "infonce", "dcl"), MODES)]
+    ("name", "mode"), [*((name, "anchor") for name in NINE), *itertools.product(("kl", "infonce", "dcl"), MODES)]
 )
 def test_a_loss_equals_the_dense_one(name: str, mode: str, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = views(7, 5, kernel)

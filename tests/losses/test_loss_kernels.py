@@ -198,8 +198,9 @@ class TestLosses:
             x, y = (rows(20, 7, seed).to(device).requires_grad_() for seed in (0, 1))
             value = make(name, negatives, chosen)(x, y, negatives=explicit)
             results.append((value, *torch.autograd.grad(value, (x, y))))
+        atol = 5e-5 if device.type == "cuda" else 1e-5  # there a product is the sum of three in TF32
         for seen, true in zip(*results, strict=True):
-            torch.testing.assert_close(seen, true, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(seen, true, rtol=1e-4, atol=atol * max(1.0, float(true.detach().abs().max())))
 
     @pytest.mark.parametrize("name", ["kl", "infonce", "align_uniform", "spectral"])
     def test_double_backward_falls_back_to_the_reference(self, name: str) -> None:

@@ -50,6 +50,7 @@ class TestBarlowTwins:
                 c = (standard(x, k) * standard(y, m)).mean()
                 total = total + ((1 - c) ** 2 if k == m else 0.3 * c**2)
         torch.testing.assert_close(fmicl.BarlowTwinsLoss(0.3)(x, y), total)
+        torch.testing.assert_close(fmicl.BarlowTwinsLoss(0.3, scale=0.1)(x, y), 0.1 * total)
 
     def test_equals_lightlys(self) -> None:
         theirs = pytest.importorskip("lightly.loss").BarlowTwinsLoss(lambda_param=0.01)
@@ -362,6 +363,7 @@ def test_losses_without_negatives_refuse_them(loss: nn.Module) -> None:
     ("make", "message"),
     [
         (lambda: fmicl.BarlowTwinsLoss(0.0), "weight=0"),
+        (lambda: fmicl.BarlowTwinsLoss(scale=0.0), "scale=0"),
         (lambda: fmicl.VICRegLoss(covariance=-1.0), "covariance=-1"),
         (lambda: fmicl.DCLLoss(0.0), "temperature=0"),
         (lambda: fmicl.DHELLoss(0.0), "temperature=0"),

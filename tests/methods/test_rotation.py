@@ -313,9 +313,10 @@ def test_a_resnet_takes_the_smaller_images() -> None:
     assert bool(rotation(encoder, torch.randn(2, 3, 32, 32)).isfinite())
 
 
-def test_the_gpu_optimised_network_computes_the_same_term() -> None:
+def test_the_gpu_optimised_network_computes_the_same_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """In Triton's interpreter, or on a GPU: running statistics stay where they are by these programs too."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     usual = build_encoder("resnet18", size=8, stem="small").to(device).train()
     rotation = Rotation(512, "js", weight=0.4, size=8, hidden=24).to(device)

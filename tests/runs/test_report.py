@@ -115,7 +115,7 @@ def test_page_shows_results_with_their_split_and_epoch(finished: Path) -> None:
     assert f"On the {EVIL} split, after epoch 40, k-NN with k = 20" in text
     for part in ("k-NN 98.1 %", "Linear probe 98.3 %", "Alignment 0.25", "Uniformity −3.25", "Effective rank 41.8"):
         assert part in text
-    assert "effective rank are of two views of held-out samples, after training" in text
+    assert "ranks are of views of held-out samples, after training" in text
     for name in ("Alignment", "Uniformity", "Effective rank"):
         assert f"{name} in training. Of the last training batch before each point: " in text
     assert "Trained encoder 98.1 % 98.3 %" in text
@@ -237,7 +237,7 @@ def test_a_run_on_data_without_labels_says_why_it_has_no_accuracies(run: Path) -
     text = text_of(write_report(run))
     assert "After epoch 9, without accuracies: these need labels" in text
     assert "Alignment 0.5" in text
-    assert "of two views of training samples, as none are held out" in text
+    assert "of views of training samples, as none are held out" in text
 
 
 def test_a_results_file_with_a_list_is_listed(run: Path) -> None:

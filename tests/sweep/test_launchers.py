@@ -15,7 +15,8 @@ from sweeps import wait_until
 
 
 def test_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(launchers, "available_cpus", lambda: 8)
     assert local_slots(3, device="cpu") == [Slot("cpu", {"OMP_NUM_THREADS": "2"})] * 3
     assert local_slots(20, device="cpu")[0].environment == {"OMP_NUM_THREADS": "1"}

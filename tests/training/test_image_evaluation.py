@@ -116,6 +116,25 @@ def test_geometry_embeds_views_before_the_next_ones_are_made(monkeypatch: pytest
     assert events == ["made", "embedded", "embedded"] * 3
 
 
+def test_ranks_are_of_ten_views_of_each_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that only sees which image it is: views differ in nothing, so LiDAR and RankMe have a closed form."""
+    monkeypatch.setattr("fmicl.evaluation.features.EVALUATION_BATCH", 30)
+    plain = torch.tensor([10, 10, 200, 200], dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 1, 8, 8)
+    seen: list[int] = []
+
+    class Corners(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            seen.append(len(images))
+            bright = (images.mean(dim=(1, 2, 3)) > 0).float()
+            return torch.stack([bright, 1 - bright, torch.ones_like(bright)], dim=1)
+
+    settings = digits(batch_size=4, jitter=0.0)
+    found = image_evaluation._ranks(Corners(), nn.Flatten(), ArraySamples(plain), settings, torch.device("cpu"))
+    assert found["lidar"] == found["lidar_features"] == pytest.approx(1.0, abs=1e-4)  # one direction tells them apart
+    assert found["rankme"] == found["rankme_features"] == pytest.approx(1.9, abs=0.1)  # two dimensions, uncentred
+    assert seen == [30]  # three samples fill a batch of 30 views
+
+
 def test_probe_views_add_a_second_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +142,8 @@ def test_probe_views_add_a_second_probe(
     assert run is not None
     found = json.loads(run.results.read_text())
     # two views of each of the 1347 training images, also of those that don't fill a batch
+    assert all(1 < found[name] < 512 for name in ("rankme_features", "lidar_features", "lidar"))
+    assert found["rankme"] > 1
     assert "with those of 2694 random views of the training samples" in found["linear_views_protocol"]
     assert "no augmentation" in found["linear_protocol"]
     assert 10 < found["linear_views"] <= 100
@@ -137,7 +158,7 @@ def test_probe_views_add_a_second_probe(
     assert without["linear"] == found["linear"]
     given: dict[str, Any] = {}
     monkeypatch.setattr(image_evaluation, "evaluate_run", lambda _, **options: given.update(options))
-    assert cli.main(["evaluate", str(run.path), "--probe-views", "3"]) == 0
+    assert cli.main(["evaluate", str(run.path), "--probe-views", "3", "--device", "cpu"]) == 0
     assert given["probe_views"] == 3
 
 

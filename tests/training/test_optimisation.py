@@ -7,9 +7,12 @@ import torch
 from torch import nn
 
 import fmicl
+from fmicl.config import OptimisationOptions
 from fmicl.methods import SimCLR
 from fmicl.models.vision import SmallConv
+from fmicl.training.module import TrainingModule
 from fmicl.training.optimisation import LARS, Optimisation, build_optimizer, parameter_groups, warmup_cosine
+from small_settings import digits
 
 
 def test_schedule_against_torchs_cosine() -> None:
@@ -86,3 +89,19 @@ def test_parameters_of_the_objective_are_trained() -> None:
     assert float(order.detach()) != 1.5
     assert float(gamma.detach()) != 1.0
     assert {"objective.gamma", "objective.learned.0"} <= set(method.state_dict())
+
+
+@pytest.mark.parametrize(("optimizer", "factor"), [("sgd", 1 / 8), ("lars", 1 / 8), ("adamw", 1.0)])
+def test_learned_scalars_have_a_learning_rate_of_their_own(optimizer: str, factor: float) -> None:
+    """SigLIP's scale and bias, to whose gradient all pairs of a batch add."""
+    settings = digits(objective="siglip", optimizer=optimizer, batch_size=8, warmup_epochs=0.0)
+    optimisation = Optimisation.of(settings[OptimisationOptions], batches_per_epoch=1)
+    module = TrainingModule(SimCLR(SmallConv(1), fmicl.SigLIPLoss(), dim=8, hidden=16), optimisation)
+    groups = build_optimizer(module, optimisation)
+    module.optimizers = lambda *_, **__: groups  # type: ignore[assignment,method-assign]
+    module.start_step()
+    scalars = {id(p): group["lr"] for group in groups.param_groups for p in group["params"] if p.ndim == 0}
+    assert scalars == {
+        id(p): pytest.approx(factor * module.learning_rate) for p in module.method.objective.parameters()
+    }
+    assert all(group["lr"] == module.learning_rate for group in groups.param_groups if group["params"][0].ndim > 0)

@@ -135,7 +135,7 @@ def test_the_exported_encoder_has_the_weights_of_the_checkpoint(tmp_path: Path) 
     for name, value in encoder.state_dict().items():
         assert torch.equal(value, state[f"encoder.{name}"])
     assert encoder(torch.zeros(3, 1, 8, 8)).shape == (3, json.loads(run.encoder_config.read_text())["features"])
-    again = evaluate_run(run)
+    again = evaluate_run(run, device="cpu")
     assert again == json.loads(run.results.read_text())
     assert not (run.path / "results-1.json").exists()
 

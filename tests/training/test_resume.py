@@ -137,6 +137,7 @@ CUTS = [
     ("swav with a queue and local crops", 7, 3, 2),
     ("moco with local crops", 7, 3, 1),
     ("simclr", 9, 2, 3),  # where accumulation goes across the end of an epoch
+    ("simclr with a learned f", 4, 1, 1),
     ("simclr", 15, 1, 1),  # after the last batch, before the export
 ]
 
@@ -145,17 +146,18 @@ CUTS = [
 def test_cut_anywhere(
     method: str, after: int, steps: int, accumulate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind: dict[str, Any] = {
+    kinds: dict[str, dict[str, Any]] = {
         "symmetric moco": {"method": "moco", "symmetric": True},
+        "simclr with a learned f": {"divergence": "learned", "alpha": "auto"},
         "simclr of 3 views": {"method": "simclr", "multiplicity": 3},
         "swav with a queue and local crops": {
             "method": "swav", "prototypes": 20, "sinkhorn_queue": 512, "local_crops": 2, "freeze_prototypes": 0.5,
         },
         "moco with local crops": {"method": "moco", "local_crops": 2},
-    }.get(method, {"method": method})  # fmt: skip
+    }  # fmt: skip
     settings = digits(
-        **kind, epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0, optimizer="adamw",
-        learning_rate=1e-3,
+        **kinds.get(method, {"method": method}), epochs=3, checkpoint_steps=steps, accumulate=accumulate, clip=1.0,
+        optimizer="adamw", learning_rate=1e-3,
     )  # fmt: skip
     cut_and_resume(settings, after, tmp_path, monkeypatch)
 

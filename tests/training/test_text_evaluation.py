@@ -79,7 +79,7 @@ def test_missing_sets_are_shown_and_there_is_no_average(
 ) -> None:
     shutil.rmtree(sts / "SICK")
     output = tmp_path / "scores.json"
-    assert cli.main(["evaluate", str(saved), "--sts", str(sts), "--json", str(output)]) == 0
+    assert cli.main(["evaluate", str(saved), "--sts", str(sts), "--json", str(output), "--device", "cpu"]) == 0
     assert "missing: SICK-R" in capsys.readouterr().out
     written = json.loads(output.read_text())
     assert (written["avg"], written["missing"]) == (None, ["SICK-R"])
@@ -88,7 +88,7 @@ def test_missing_sets_are_shown_and_there_is_no_average(
 
 def test_without_a_file_nothing_is_written(saved: Path, sts: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
-    assert cli.main(["evaluate", str(saved), "--sts", str(sts)]) == 0
+    assert cli.main(["evaluate", str(saved), "--sts", str(sts), "--device", "cpu"]) == 0
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -97,7 +97,7 @@ def test_changed_data_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     capsys.readouterr()
     own = json.loads(run.results.read_text())
     assert not {"data_changed", "data_dir"} & own.keys()
-    found = evaluate_run(run)
+    found = evaluate_run(run, device="cpu")
     said = capsys.readouterr().out
     assert "warning: the data has changed" in said
     assert changed in said

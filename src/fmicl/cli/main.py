@@ -1,4 +1,4 @@
-"""The command line: `fmicl train | sweep | evaluate | embed | reproduce | report | mi | check-assumption`.
+"""The command line: `fmicl train | sweep | select | evaluate | embed | reproduce | report | mi | check-assumption`.
 
 Nothing heavy is imported before the command is known, so that ``fmicl --help`` answers at once.
 """
@@ -22,6 +22,7 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("fmicl.cli.train", "Train an encoder on images or text by a recipe."),
     "sweep": ("fmicl.cli.sweep", "Train a recipe on a grid of settings, several runs at once; resumes by itself."),
+    "select": ("fmicl.cli.select", "Choose divergence, alpha and gamma by successive halving, without test images."),
     "evaluate": ("fmicl.cli.evaluate", "Evaluate a run: k-NN and linear probe for images, STS tasks for text."),
     "embed": ("fmicl.cli.embed", "Write the embeddings of a folder of images or a text file."),
     "reproduce": ("fmicl.cli.reproduce", "Run the paper's tables and figures, and show our numbers beside its own."),
@@ -31,7 +32,7 @@ COMMANDS = {
 }
 """Module and summary of each command; a module has ``run(words) -> int``."""
 
-LONG_RUNNING = ("train", "sweep", "reproduce")
+LONG_RUNNING = ("train", "sweep", "select", "reproduce")
 """Commands that continue when their output is closed, as by `| head`."""
 
 

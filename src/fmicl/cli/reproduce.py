@@ -37,7 +37,7 @@ class Reproduce:
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train."""
     parallel: int | None = None
-    """Runs at once on each device; with slurm, jobs at once."""
+    """Runs at once on each device; with slurm, jobs at once (None: one, at the small scale one for each CPU)."""
     launcher: Literal["local", "slurm"] = "local"
     """local: this machine. slurm: a SLURM job for each run."""
     slurm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
@@ -79,8 +79,7 @@ class Reproduce:
                 raise ValueError(f"--data takes RECIPE=PATH, such as cifar10=DIR, but got {word!r}")
             if name not in RECIPES:
                 raise unknown_name("recipe", name, RECIPES.names())
-            is_text = recipe(name).task.name == "text"
-            found[name] = {"data" if is_text else "data_dir": Path(path)}
+            found[name] = {recipe(name).task.data_option: Path(path)}
         text = {"model": self.model, "sts": self.sts}
         given = {name: value for name, value in text.items() if value is not None}
         return {**found, "wikipedia": {**found.get("wikipedia", {}), **given}} if given else found

@@ -72,6 +72,8 @@ class TaskOptions:
         from_data: options that may be "auto": `fmicl.training` chooses their values when it has seen the data.
         contrast_views: whether the negatives of a softmax loss are the other second views alone.
         high_precision: whether the objective needs inner products in float32.
+        data_option: the option that says where the data is.
+        needs_data: whether these settings need it.
         packages: whose versions are worth recording.
         loader: how Python loads the encoder of a run.
     """
@@ -85,6 +87,8 @@ class TaskOptions:
     from_data: tuple[str, ...] = ()
     contrast_views: bool = False
     high_precision: bool = False
+    data_option: str = "data"
+    needs_data: Callable[[Settings], bool] = lambda _: True
     packages: tuple[str, ...] = ()
     loader: str = ""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fmicl.config.settings import TASKS, Group, Settings, TaskOptions
+from fmicl.data import dataset_info
 from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
 from fmicl.data.images.options import ImageDataOptions
 from fmicl.data.text.options import TextDataOptions
@@ -101,6 +102,8 @@ IMAGES = TaskOptions(
     why_unused=_why_unused_images,
     resolve=_resolve_images,
     from_data=("encoder", "size", "batch_size", "epochs", "learning_rate", "mean", "std"),
+    data_option="data_dir",
+    needs_data=lambda settings: dataset_info(settings.dataset).needs_folder,
     packages=("timm", "torchvision", "scikit-learn"),
     loader="fmicl.load_encoder(RUN)",
 )

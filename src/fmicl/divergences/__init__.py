@@ -25,6 +25,7 @@ from fmicl.divergences.catalogue import (
     SquaredHellinger,
     Tsallis,
 )
+from fmicl.divergences.learned import Learned
 from fmicl.divergences.registry import DIVERGENCES, DivergenceName, divergence, list_divergences, register_divergence
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Divergence",
     "DivergenceName",
     "Jeffrey",
+    "Learned",
     "Neyman",
     "Pearson",
     "ReverseKL",

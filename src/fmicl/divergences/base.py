@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Divergence(ABC):
         supremum: f'(inf), the upper end of the conjugate's domain; f* is +inf above it.
         closed_form: False if score and penalty are derived from f by automatic differentiation.
         piecewise_linear: True if f is piecewise linear, as total variation's: its loss has no gradient.
+        learned: True if f has weights that `fmicl.FMICLLoss` trains by the deflection of its score.
 
     Example:
         >>> import torch, fmicl
@@ -55,6 +56,7 @@ class Divergence(ABC):
     supremum: float
     closed_form: bool
     piecewise_linear: bool = False
+    learned: bool = False
 
     def __init_subclass__(cls) -> None:
         """Replace what a subclass inherits but its own penalty contradicts, unless it redefines that too."""
@@ -171,6 +173,32 @@ class Divergence(ABC):
             0.0
         """
         return Weighted(self, alpha)
+
+    def skew(self, beta: float) -> Divergence:
+        r"""This divergence of p(x, y) from the mixture beta p(x, y) + (1 - beta) p(x) p(y).
+
+        It is the f-divergence of f_beta(u) = s f(u / s), s = beta u + 1 - beta (`fmicl.divergences.skewed`). No pair
+        counts for more than a density ratio of 1 / beta, so the variance of its bound is bounded. Its largest value is
+        smaller too: for KL log(1 / beta).
+
+        Args:
+            beta: share of the joint distribution in the mixture, in [0, 1); 0 is this divergence itself.
+
+        Example:
+            >>> import torch, fmicl
+            >>> skewed = fmicl.divergence("kl").skew(0.1)
+            >>> skewed, round(skewed.supremum, 3)                        # beta f(1 / beta) = log(1 / beta)
+            (KL().skew(0.1), 2.303)
+            >>> bool(skewed.score(torch.tensor(1e3)) <= skewed.supremum)
+            True
+        """
+        from fmicl.divergences.skewed import Skewed
+
+        return Skewed(self, beta) if beta else self
+
+    def frozen(self) -> Divergence:
+        """The same f; if it is `learned`, with weights that have no gradient."""
+        return self
 
     @staticmethod
     def from_generator(f: Callable[[Tensor], Tensor], name: str = "custom") -> Divergence:
@@ -292,6 +320,15 @@ class Weighted(Divergence):
     def piecewise_linear(self) -> bool:  # type: ignore[override]
         """The base's."""
         return self.base.piecewise_linear
+
+    @property
+    def learned(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.learned
+
+    def frozen(self) -> Divergence:
+        """With a frozen base."""
+        return replace(self, base=self.base.frozen()) if self.learned else self
 
     @property
     def constant(self) -> Scalar:

@@ -52,14 +52,20 @@ def register_divergence(name: str, *, summary: str) -> Callable[[T], T]:
     return add
 
 
-def list_divergences(pattern: str = "*") -> list[str]:
+def list_divergences(pattern: str = "*", *, learned: bool = False) -> list[str]:
     """Names of the divergences that match a shell-style pattern.
+
+    Args:
+        pattern: such as "*kl".
+        learned: list those whose f is trained too.
 
     Example:
         >>> list_divergences("*kl")
         ['kl', 'reverse_kl']
+        >>> sorted(set(list_divergences(learned=True)) - set(list_divergences()))
+        ['learned']
     """
-    return DIVERGENCES.names(pattern)
+    return [name for name in DIVERGENCES.names(pattern) if learned or not DIVERGENCES[name].value.learned]
 
 
 def divergence(name: DivergenceName | Divergence, **parameters: Any) -> Divergence:

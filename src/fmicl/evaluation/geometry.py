@@ -1,7 +1,7 @@
-"""Geometry of embeddings: alignment, uniformity, effective rank, pair distances, nearest neighbours.
+"""Geometry of embeddings: alignment, uniformity, effective rank, RankMe, LiDAR, pair distances, nearest neighbours.
 
-Embeddings are the rows of an (N, d) tensor of any float type on any device. All functions except `effective_rank` scale
-rows to unit length first. None computes gradients.
+Embeddings are the rows of an (N, d) tensor of any float type on any device. All functions except the ranks
+(`effective_rank`, `rankme`, `lidar`) scale rows to unit length first. None computes gradients.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ __all__ = [
     "PairDistances",
     "alignment",
     "effective_rank",
+    "lidar",
     "nearest_neighbours",
     "pair_distances",
+    "rankme",
     "uniformity",
 ]
 
@@ -157,13 +159,108 @@ def effective_rank(x: Tensor) -> float:
         >>> round(effective_rank(torch.eye(4)), 6), round(effective_rank(torch.ones(10, 4)), 6)
         (4.0, 1.0)
     """
-    x = check_matrix(x, "x")
+    sigma = _singular_values(check_matrix(x, "x"))
+    if not bool(sigma.any()):
+        raise ValueError("the effective rank is not defined: every entry of x is zero")
+    return float(torch.special.entr(sigma / sigma.sum()).sum().exp())
+
+
+@torch.no_grad()
+def rankme(x: Tensor, epsilon: float = 1e-7) -> float:
+    r"""RankMe (Garrido et al., 2023): the effective rank with a small constant, a score without labels.
+
+    .. math:: \exp\Big(-\sum_{k=1}^{\min(N, d)} p_k \log p_k\Big), \qquad
+        p_k = \frac{\sigma_k}{\sum_l \sigma_l} + \epsilon,
+
+    with :math:`\sigma` the singular values of x, neither centred nor normalised. Higher is better. The authors take the
+    projection head's outputs of 25,600 training images: with rows of unit length it is `effective_rank`.
+
+    Args:
+        x: embeddings or features (N, d).
+        epsilon: added to each share of a singular value.
+
+    Returns:
+        A value of about 1 to min(N, d); 0 if every entry is zero, as no dimension is used.
+
+    Raises:
+        ValueError: an entry is not finite, or epsilon is negative.
+
+    Example:
+        >>> round(rankme(torch.eye(4)), 5), round(rankme(torch.ones(10, 4)), 5), rankme(torch.zeros(10, 4))
+        (4.0, 1.0, 0.0)
+    """
+    return _entropy_rank(_singular_values(check_matrix(x, "x")), epsilon)
+
+
+@torch.no_grad()
+def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-7) -> float:
+    r"""LiDAR (Thilak et al., 2024): the effective rank of a linear discriminant analysis whose classes are the samples.
+
+    With N samples of q views each, :math:`\mu_i` the mean of a sample's views and :math:`\mu` the mean of all,
+
+    .. math:: \Sigma_b = \frac1N \sum_i (\mu_i - \mu)(\mu_i - \mu)^T, \qquad
+        \Sigma_w = \frac1{Nq} \sum_{ij} (x_{ij} - \mu_i)(x_{ij} - \mu_i)^T + \delta I,
+
+    .. math:: \exp\Big(-\sum_k p_k \log p_k\Big), \qquad p_k = \frac{\lambda_k}{\sum_l \lambda_l} + \epsilon,
+
+    with :math:`\lambda` the eigenvalues of :math:`\Sigma_w^{-1/2} \Sigma_b \Sigma_w^{-1/2}`. Directions in which views
+    of one sample differ as much as samples do count little, unlike in RankMe. Higher is better. The authors take 1,000
+    samples of 50 views.
+
+    Args:
+        views: embeddings or features (N, q, d) of q views of each of N samples, N and q at least 2.
+        delta: regularises the covariance within samples, positive; so the scale of the embeddings matters. The
+            covariance's rounding takes its place where that is larger.
+        epsilon: added to each share of an eigenvalue.
+
+    Returns:
+        A value of about 1 to min(N - 1, d); 0 if all samples have the same mean.
+
+    Raises:
+        ValueError: the shape is another, an entry is not finite, or delta or epsilon is out of range.
+
+    Example:
+        >>> corners = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> round(lidar(corners.unsqueeze(1).repeat(1, 3, 1)), 5)
+        2.0
+        >>> lidar(torch.ones(4, 3, 2))
+        0.0
+    """
+    if views.ndim != 3 or min(views.shape[:2]) < 2:
+        raise ValueError(f"views must be (N, q, d) with N and q at least 2, got shape {tuple(views.shape)}")
+    if not 0 < delta < math.inf:
+        raise ValueError(f"delta must be positive, got {delta}")
+    n, q, d = views.shape
+    rows = check_matrix(views.flatten(0, 1), "views")
+    rounding = (torch.finfo(rows.dtype).eps * float(rows.abs().max())) ** 2
+    rows = rows.to("cpu" if rows.device.type == "mps" else rows.device).double()
+    means = rows.view(n, q, d).mean(dim=1)
+    centred = means - means.mean(dim=0)
+    if float(centred.square().mean()) <= rounding:
+        return 0.0
+    within = (rows.view(n, q, d) - means.unsqueeze(1)).flatten(0, 1)
+    covariance = within.T @ within / (n * q)
+    # entries above 1e6 have a rounding above delta
+    covariance.diagonal().add_(max(delta, d * torch.finfo(covariance.dtype).eps * float(covariance.trace())))
+    # L^-1 S_b L^-T has the eigenvalues of the symmetric form, and those of its smaller Gram matrix
+    white = torch.linalg.solve_triangular(torch.linalg.cholesky(covariance), centred.T, upper=False)
+    return _entropy_rank(_gram_eigenvalues(white).sort(descending=True).values[: n - 1], epsilon)
+
+
+def _singular_values(x: Tensor) -> Tensor:
+    """Singular values, up to a common factor, in float64; all zero if x is."""
     scale = x.abs().max()
     if not bool(scale > 0):
-        raise ValueError("the effective rank is not defined: every entry of x is zero")
-    # The eigenvalues of the smaller Gram matrix in float64 are much faster than a singular value decomposition. They
-    # lose singular values below 1e-8 of the largest, which don't affect the entropy.
-    x = (x / scale).to("cpu" if x.device.type == "mps" else x.device)
+        return x.new_zeros(min(x.shape), dtype=torch.float64)
+    return _gram_eigenvalues((x / scale).to("cpu" if x.device.type == "mps" else x.device)).sqrt()
+
+
+def _gram_eigenvalues(x: Tensor) -> Tensor:
+    """Squared singular values of x (N, d), min(N, d) of them, in float64.
+
+    The eigenvalues of the smaller Gram matrix are much faster than a singular value decomposition. They lose singular
+    values below 1e-8 of the largest, which don't affect an entropy.
+    """
     if x.shape[0] < x.shape[1]:
         x = x.T
     gram = x.new_zeros(x.shape[1], x.shape[1], dtype=torch.float64)
@@ -171,8 +268,16 @@ def effective_rank(x: Tensor) -> float:
         gram += part.double().T @ part.double()
     squares = torch.linalg.eigvalsh(gram)
     floor = squares.max() * len(squares) * torch.finfo(squares.dtype).eps
-    sigma = torch.where(squares > floor, squares, 0.0).sqrt()
-    return float(torch.special.entr(sigma / sigma.sum()).sum().exp())
+    return torch.where(squares > floor, squares, 0.0)
+
+
+def _entropy_rank(weights: Tensor, epsilon: float) -> float:
+    """Exponential of the entropy of normalised weights plus epsilon; 0 without any weight."""
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon must not be negative, got {epsilon}")
+    if not bool(weights.any()):
+        return 0.0
+    return float(torch.special.entr(weights / weights.sum() + epsilon).sum().exp())
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ critics compute all pairs by one matrix product, which is why they can use every
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from itertools import pairwise
@@ -79,6 +80,10 @@ class Critic(nn.Module):
 
     def start(self, x: Tensor, y: Tensor) -> None:
         """Set parameters that the training samples determine; called once, before training."""
+
+    def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:  # noqa: ARG002
+        """Critics of these training samples that are all trained after the start, for early stopping to choose one."""
+        return (self,)
 
 
 CRITICS: Registry[Callable[[int, int, int], Critic]] = Registry("critic")
@@ -210,10 +215,18 @@ class JointCritic(Critic):
 
 @CRITICS.register("copula", summary="Gaussian copula in closed form plus a separable network's correction.")
 class CopulaCritic(Critic):
-    """The log ratio of the Gaussian copula of the training samples, plus a correction that starts at 0.
+    r"""The log ratio of the Gaussian copula of the training samples, plus a correction that starts at 0.
 
     The Gaussian part needs no training; a network has to learn only what is not Gaussian after the columns are mapped
-    to normal scores.
+    to normal scores. The copula is that of the columns x, or of x and functions of its length, which carries the
+    dependence of elliptical distributions and of rotations that vary with it:
+
+    .. math:: w = \Big(\big(|x|^2 / D\big)^{1/3} - 1 + \tfrac{2}{9 D}\Big) \sqrt{9 D / 2}, \qquad
+        (x), \; (x, w), \; (x, w x), \; (x, w x, w),
+
+    where w is about standard normal if x is (Wilson and Hilferty, 1931). A part of the training samples chooses among
+    the four by the Donsker-Varadhan bound; then it is fitted to all of them. If it is not the first, the networks of
+    the correction see its canonical variables in place of the columns, and a critic with the first is trained as well.
 
     Example:
         >>> critic = CopulaCritic(1, 1, 16)
@@ -235,21 +248,82 @@ class CopulaCritic(Critic):
                 last.weight.mul_(0.1)
                 last.bias.zero_()
         self.copula: GaussianCopula | None = None
+        self.features: Features = FEATURES[0]
 
     def start(self, x: Tensor, y: Tensor) -> None:
-        """Fit the copula."""
-        self.copula = GaussianCopula.fit(x, y)
+        """Choose and fit the copula."""
+        held, best = len(x) // 3, -math.inf
+        for features in FEATURES:
+            parts = [length_features(z, features) for z in (x, y)]
+            bound = _donsker_varadhan(GaussianCopula.fit(*(z[held:] for z in parts)), *(z[:held] for z in parts))
+            if bound > best:
+                best, self.features = bound, features
+        self.copula = GaussianCopula.fit(length_features(x, self.features), length_features(y, self.features))
+
+    def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:
+        """This one, and the copula of the columns alone."""
+        if self.features == FEATURES[0]:
+            return (self,)
+        plain = copy.deepcopy(self)
+        plain.features, plain.copula = FEATURES[0], GaussianCopula.fit(x, y)
+        return self, plain
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        assert self.copula is not None, "start(x, y) comes before the first score"
-        scores: Tensor = self.copula.log_ratio(x, y) + self.correction(x, y)
+        copula, parts, inputs = self._inputs(x, y)
+        scores: Tensor = copula.log_ratio(*parts) + self.correction(*inputs)
         return scores
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of all pairs."""
-        assert self.copula is not None, "start(x, y) comes before the first score"
-        return self.copula.all_pairs(x, y) + self.correction.all_pairs(x, y)
+        copula, parts, inputs = self._inputs(x, y)
+        return copula.all_pairs(*parts) + self.correction.all_pairs(*inputs)
+
+    def _inputs(self, x: Tensor, y: Tensor) -> tuple[GaussianCopula, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The copula, its columns, and those of the networks."""
+        if self.copula is None:
+            raise RuntimeError("start(x, y) comes before the first score")
+        if self.features == FEATURES[0]:
+            return self.copula, (x, y), (x, y)
+        parts = length_features(x, self.features), length_features(y, self.features)
+        a, b = self.copula.canonical(*parts)
+        return self.copula, parts, (_with_columns(a, x.shape[1]), _with_columns(b, y.shape[1]))
+
+
+def _with_columns(x: Tensor, columns: int) -> Tensor:
+    """The first columns, or zeros after them."""
+    return F.pad(x[:, :columns], (0, max(0, columns - x.shape[1])))
+
+
+Features = tuple[bool, bool]
+"""Whether a copula has the columns times the length, and the length itself."""
+FEATURES: tuple[Features, ...] = ((False, False), (False, True), (True, False), (True, True))
+
+
+def length_features(x: Tensor, features: Features) -> Tensor:
+    """The columns (N, D), and those of :class:`CopulaCritic` that are asked for.
+
+    Example:
+        >>> length_features(torch.randn(100, 3), (True, True)).shape
+        torch.Size([100, 7])
+    """
+    products, length = features
+    if not (products or length):
+        return x
+    d = x.shape[1]
+    w = (x.square().mean(dim=1, keepdim=True).pow(1 / 3) - 1 + 2 / (9 * d)) * math.sqrt(9 * d / 2)
+    return torch.cat([x, *([w * x] if products else []), *([w] if length else [])], dim=1)
+
+
+def _donsker_varadhan(copula: GaussianCopula, x: Tensor, y: Tensor) -> float:
+    """E[s] - log E[e^s] on samples that a copula was not fitted to; minus infinity without a finite value."""
+    if not len(copula.correlations) or len(x) < 2:
+        return 0.0
+    scores = copula.all_pairs(x, y).double()
+    off = scores.masked_fill(torch.eye(len(scores), dtype=torch.bool, device=scores.device), -math.inf)
+    pairs = len(scores) * (len(scores) - 1)
+    bound = float(scores.diagonal().mean() - off.flatten().logsumexp(dim=0) + math.log(pairs))
+    return bound if math.isfinite(bound) else -math.inf
 
 
 def log_mean_exp(values: Tensor, dim: int | None = None) -> Tensor:

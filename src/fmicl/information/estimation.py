@@ -98,6 +98,13 @@ class _Scores(NamedTuple):
     shifts: Tensor | None
 
 
+class _Share(NamedTuple):
+    """The part of the whole work that a training is: where it starts, and its size."""
+
+    start: float
+    size: float
+
+
 class _Sums(NamedTuple):
     """Of each sample, its share of the mean of joint terms and of independent terms, (N,) each, in float64."""
 
@@ -211,9 +218,11 @@ class InformationEstimator:
     def interval(self, level: float = 0.95, resamples: int = 1000) -> tuple[float, float]:
         """A bootstrap interval of the estimate.
 
-        Samples are drawn with replacement, with the critics as they are. With ``corrected``, the position of the truth
-        between the held-out and the in-sample value is taken as uniform, which widens the interval: a third of their
-        half difference's square is added to the variance.
+        Samples are drawn with replacement, with the critics as they are, and the estimate is linearised in its means.
+        With ``corrected``, the position of the truth between the held-out and the in-sample value is taken as uniform,
+        which widens the interval: a third of their half difference's square is added to the variance. What no critic of
+        this form can find is not in the interval: it is one for the information where the critic can represent the log
+        ratio, and otherwise for the largest bound that it can reach.
 
         Raises:
             ValueError: the level is not in (0, 1).
@@ -231,7 +240,11 @@ class InformationEstimator:
             index = torch.randint(n, (len(part), n), generator=generator)
             drawn.append(terms[index].mean(dim=1))
         means = torch.cat(drawn)
-        values = self.estimator.combine(self.divergence, means[:, 0], means[:, 1])
+        # linear in the means: a resampled mean of linearised terms may be negative, which has no logarithm
+        at = terms.mean(dim=0).requires_grad_()
+        value = self.estimator.combine(self.divergence, at[0], at[1])
+        (slope,) = torch.autograd.grad(value, at)
+        values = value.detach() + (means - at.detach()) @ slope
         tail = (1 - level) / 2
         low, high = torch.quantile(values, torch.tensor([tail, 1 - tail], dtype=values.dtype)).tolist()
         if not self.corrected:
@@ -260,12 +273,16 @@ class InformationEstimator:
             torch.manual_seed(mix_seed(self.seed, 3, fold))
             critic = self._build(x, y).to(self.device)
         critic.start(x[train], y[train])
-        objective, check = self.estimator.objective(self.divergence), self.estimator.objective(self.divergence)
-        parameters = [parameter for parameter in critic.parameters() if parameter.requires_grad]
-        if parameters:
-            self._optimise(
-                critic, objective, check, (x[train], y[train]), (x[validation], y[validation]), generator, fold
+        trainable = any(parameter.requires_grad for parameter in critic.parameters())
+        choices, losses = critic.alternatives(x[train], y[train]), []
+        for number, choice in enumerate(choices):
+            share = _Share((fold + number / len(choices)) / self.folds, 1 / (len(choices) * self.folds))
+            losses.append(
+                self._optimise(choice, (x[train], y[train]), (x[validation], y[validation]), generator, share)
+                if trainable
+                else 0.0
             )
+        critic = choices[min(range(len(choices)), key=losses.__getitem__)]
         critic.eval()
         with torch.no_grad():
             offsets = [log_mean_exp(scores.independent.double()) for scores in self._scores(critic, x, y)]
@@ -282,14 +299,14 @@ class InformationEstimator:
     def _optimise(
         self,
         critic: Critic,
-        objective: Callable[[Tensor, Tensor], Tensor],
-        check: Callable[[Tensor, Tensor], Tensor],
         train: tuple[Tensor, Tensor],
         validation: tuple[Tensor, Tensor],
         generator: torch.Generator,
-        fold: int,
-    ) -> None:
+        share: _Share,
+    ) -> float:
+        """Train with early stopping; returns the loss on the samples for it."""
         options = self.training
+        objective, check = self.estimator.objective(self.divergence), self.estimator.objective(self.divergence)
         n = len(train[0])
         batch = min(options.batch_size, n)
         optimiser = torch.optim.AdamW(critic.parameters(), options.learning_rate, weight_decay=options.weight_decay)
@@ -314,12 +331,13 @@ class InformationEstimator:
                 else:
                     since += 1
                 if self.progress is not None:
-                    self.progress((fold + step / options.steps) / self.folds)
+                    self.progress(share.start + share.size * step / options.steps)
                 if since >= options.patience:
                     break
         critic.load_state_dict(best_state)
         if self.progress is not None:
-            self.progress((fold + 1) / self.folds)
+            self.progress(share.start + share.size)
+        return best
 
     def _loss(
         self, critic: Critic, objective: Callable[[Tensor, Tensor], Tensor], part: tuple[Tensor, Tensor]

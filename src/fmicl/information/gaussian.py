@@ -87,14 +87,18 @@ class GaussianCopula:
             rho[keep].to(x),
         )  # fmt: skip
 
+    def canonical(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Canonical variables (N, k) of x and y, those of the largest correlation first."""
+        return (x - self.x_mean) @ self.x_map, (y - self.y_mean) @ self.y_map
+
     def log_ratio(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density ratios of N pairs, (N,)."""
-        a, b = (x - self.x_mean) @ self.x_map, (y - self.y_mean) @ self.y_map
+        a, b = self.canonical(x, y)
         return self._constant() + self._own(a) + self._own(b) + a * b @ self._cross()
 
     def all_pairs(self, x: Tensor, y: Tensor) -> Tensor:
         """Log density ratios of all pairs, (N, M)."""
-        a, b = (x - self.x_mean) @ self.x_map, (y - self.y_mean) @ self.y_map
+        a, b = self.canonical(x, y)
         return self._constant() + self._own(a).unsqueeze(1) + self._own(b) + (a * self._cross()) @ b.T
 
     def information(self, divergence: DivergenceName | Divergence = "kl") -> float:

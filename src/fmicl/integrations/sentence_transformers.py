@@ -135,7 +135,7 @@ class FMICLLoss(nn.Module):
         self,
         model: SentenceTransformer,
         divergence: DivergenceName | Divergence = "kl",
-        alpha: float = 409600.0,
+        alpha: float | Literal["auto"] = 409600.0,
         gamma: float | None = None,
         mu: float | Literal["normalised"] = 1.0,
         similarity: Literal["gaussian", "cosine", "cosine_identity"] | Similarity = "gaussian",

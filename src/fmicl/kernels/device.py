@@ -47,6 +47,11 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
     elif KIND == "jeffrey":
         e = tl.exp2(z)
         return e + 0.6931471805599453 * z, e + 1
+    elif KIND == "skewed":  # sigmoid(z)^order
+        e = tl.exp2(-tl.abs(z))
+        large = reciprocal(1 + e)
+        power = tl.exp2(order * (tl.minimum(z, 0) - tl.log2(1 + e)))
+        return power, power * tl.where(z >= 0, e * large, large)
     elif KIND == "vlc":
         e = tl.exp2(-tl.abs(z))
         large = reciprocal(1 + e)

@@ -21,12 +21,14 @@ from fmicl.divergences import (
     Weighted,
 )
 from fmicl.divergences.critic import Critic
+from fmicl.divergences.skewed import Skewed
 from fmicl.kernels.backend import PairFunction, Square
 
 __all__ = ["LOG2E", "Lowered", "LoweredScore", "lower", "lower_score"]
 
 LOG2E = math.log2(math.e)
-_SUPPORTED = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis, Weighted}
+_SUPPORTED = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, Skewed, SquaredHellinger, Tsallis, Weighted}
+_SMALLEST_POWER = 20.0  # of e^-this, by which a skewed power may come closer to the underflow of float32
 
 
 class Lowered(NamedTuple):
@@ -85,6 +87,8 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
             return inner and inner._replace(
                 slope=alpha * inner.slope, gain=alpha * inner.gain, constant=alpha * inner.constant + constant
             )
+        case Skewed():
+            return _lower_skewed(divergence, offset, scale)
         case KL():
             return _lower(KL(), offset - 1, scale, False) if free else exponential(1.0, 1.0, 0.0, 1.0)
         case Pearson() if not free:
@@ -112,6 +116,26 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
             return Lowered("free_jeffrey", offset, scale, scale, constant=-1.0)
         case _:
             return None
+
+
+def _lower_skewed(divergence: Skewed, offset: float, scale: float) -> Lowered | None:
+    """Powers of w = sigmoid(r + log(beta / (1 - beta))) / beta, for a base whose penalty is a power of u."""
+    beta, base = divergence.beta, _lower(divergence.base, 0.0, 1.0, False)
+    if base is None or base.kind != "exp":
+        return None
+    power, shift = base.scale / LOG2E, base.offset / LOG2E
+    if abs(power * math.log(beta)) > _SMALLEST_POWER:
+        return None
+    factor = (1 - beta) * math.exp(shift - power * math.log(beta))
+    return Lowered(
+        "skewed",
+        LOG2E * (offset + divergence.log_odds),
+        LOG2E * scale,
+        slope=factor * base.slope * scale,
+        gain=factor * base.gain,
+        constant=(1 - beta) * base.constant,
+        order=power,
+    )
 
 
 class LoweredScore(NamedTuple):

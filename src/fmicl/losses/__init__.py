@@ -12,7 +12,7 @@ from fmicl.losses.registry import OBJECTIVES, ObjectiveContext, ObjectiveOptions
 from fmicl.losses.renyi import RenyiLoss
 from fmicl.losses.rpc import RPCLoss
 from fmicl.losses.siglip import SigLIPLoss
-from fmicl.losses.similarities import Cosine, Gaussian, Similarity
+from fmicl.losses.similarities import Cosine, Fitted, Gaussian, Similarity
 from fmicl.losses.spectral import SpectralContrastiveLoss
 from fmicl.losses.vicreg import VICRegLoss
 
@@ -25,6 +25,7 @@ __all__ = [
     "DCLLoss",
     "DHELLoss",
     "FMICLLoss",
+    "Fitted",
     "Gaussian",
     "IConLoss",
     "InfoNCELoss",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, Unpack
 
 import torch
@@ -13,17 +14,19 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import require_curved
 from fmicl.losses import functional
+from fmicl.losses.balance import require_alpha
 from fmicl.losses.base import LabelledLoss
+from fmicl.losses.deflection import deflection
 from fmicl.losses.functional import Terms
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, ObjectiveContext, register_objective
-from fmicl.losses.similarities import Gaussian, Similarity, make_similarity
+from fmicl.losses.similarities import Fitted, Gaussian, Similarity, make_similarity
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
-from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors, require_positive_scalar
+from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors
 from fmicl.utils.live_objects import remember
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_shift
+from fmicl.utils.validation import Negatives
 
 __all__ = ["LARGEST_PUSH", "FMICLLoss", "FMICLOptions"]
 
@@ -49,12 +52,14 @@ class FMICLLoss(LabelledLoss):
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
         alpha: weight of the negative term; 40 for images and 409600 for text in the paper. Explicit negatives
             without a gradient, such as a queue, need less (`fmicl.theory.push`). For KL with the optimal shift alpha
-            and mu are constants of the loss and don't change its gradient.
+            and mu are constants of the loss and don't change its gradient. "auto" takes the weight at which the
+            negatives of a batch push as hard as its positives pull (`fmicl.losses.balance`).
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised" for the one that makes it a density ratio.
             alpha, gamma and mu may be tensors: an `nn.Parameter` is a parameter of this module, and is trained with the
             encoder. So are the parameters that the divergence depends on (`learned`), such as Tsallis's order or those
-            that a function of yours captures; a copy of this module shares the latter.
+            that a function of yours captures; a copy of this module shares the latter. The weights of the divergence
+            "learned" maximise the deflection of its score instead of the bound (`fmicl.losses.deflection`).
         similarity: "gaussian", "cosine", "cosine_identity" (the paper's Table 4; see `Cosine`), or a `Similarity`.
         negatives: "anchor" (the paper's), "both" or "cross"; pass explicit ones to the call.
         shift: "optimal" to maximise over the Donsker-Varadhan shift; divergences other than KL take several times as
@@ -82,7 +87,7 @@ class FMICLLoss(LabelledLoss):
     def __init__(
         self,
         divergence: DivergenceName | Divergence,
-        alpha: Scalar = 40.0,
+        alpha: Scalar | Literal["auto"] = 40.0,
         gamma: Scalar = 1.0,
         mu: Scalar | Literal["normalised"] = 1.0,
         similarity: str | Similarity = "gaussian",
@@ -92,11 +97,15 @@ class FMICLLoss(LabelledLoss):
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
-        require_positive_scalar("alpha", alpha)
-        require_shift(shift)
-        make_similarity(similarity, gamma, mu)  # checks all three
+        require_alpha(alpha, shift)
+        made = make_similarity(similarity, gamma, mu)  # checks all three
         self.divergence = remember(make_divergence(divergence))
         require_curved(self.divergence)
+        if self.divergence.learned and made.critic(self.divergence, 2).direct:
+            raise ValueError(
+                f"divergence 'learned' is trained by its score, which with similarity={similarity!r} is the cosine, "
+                "whatever f is: take similarity='gaussian'"
+            )
         self.alpha = alpha
         self.gamma = gamma
         self.mu = mu
@@ -118,6 +127,8 @@ class FMICLLoss(LabelledLoss):
 
         Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
         """
+        if self.divergence.learned:
+            return self.terms(x, y, negatives, labels, targets).total()
         return functional.fmicl_loss(x, y, self.divergence, **self._settings(negatives, labels, targets))
 
     def terms(
@@ -128,8 +139,17 @@ class FMICLLoss(LabelledLoss):
         labels: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Terms:
-        """Alignment and uniformity separately; their sum is the loss."""
-        return functional.fmicl_terms(x, y, self.divergence, **self._settings(negatives, labels, targets))
+        """Alignment and uniformity separately; their sum is the loss.
+
+        For a learned divergence alignment has a term of value 0, whose gradient trains its weights.
+        """
+        alignment, uniformity = functional.fmicl_terms(
+            x, y, self.divergence.frozen(), **self._settings(negatives, labels, targets)
+        )
+        if self.divergence.learned and torch.is_grad_enabled():
+            gain = self._deflection(x, y, negatives)
+            alignment = alignment + (gain.detach() - gain) / gain.detach().abs().clamp(min=1.0)  # of its logarithm
+        return Terms(alignment, uniformity)
 
     def _settings(self, negatives: Tensor | None, labels: Tensor | None, targets: Tensor | None) -> dict[str, Any]:
         return {
@@ -141,12 +161,33 @@ class FMICLLoss(LabelledLoss):
             **self.labelled(negatives, labels, targets),
         }
 
+    def _deflection(self, x: Tensor, y: Tensor, negatives: Tensor | None) -> Tensor:
+        """What the weights of a learned divergence maximise; it has no gradient in anything else."""
+        return deflection(
+            x.detach(),
+            y.detach(),
+            self.divergence,
+            gamma=_constant(self.gamma),
+            mu=_constant(self.mu),
+            similarity=_constant(self.similarity),
+            **self.common(None if negatives is None else negatives.detach()),
+        )
+
     def settings(self) -> str:
         """The settings of this loss, for `repr`."""
         return (
             f"{self.divergence}, alpha={format_scalar(self.alpha)}, gamma={format_scalar(self.gamma)}, "
             f"mu={format_scalar(self.mu)}, similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
         )
+
+
+def _constant(value: Any) -> Any:
+    """A scalar or a similarity without gradients."""
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, Similarity) and is_dataclass(value):
+        return replace(value, **{field.name: _constant(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn.Parameter]:
@@ -163,48 +204,71 @@ def _parameters(divergence: Divergence, similarity: str | Similarity) -> list[nn
 class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     """Options of f-MICL."""
 
-    alpha: float = option(40.0, "Weight of the negatives.")
+    alpha: float | Literal["auto"] = option(
+        40.0, "Weight of the negatives; auto: in each batch that at which they push as hard as positive pairs pull."
+    )
     gamma: float = option(
         1.0,
         "Inverse width of the Gaussian kernel exp(-gamma |x - y|^2); the cosine's temperature is 1 / (2 gamma).",
     )
-    similarity: Literal["gaussian", "cosine", "cosine_identity"] = option(
+    similarity: Literal["gaussian", "cosine", "cosine_identity", "fitted"] = option(
         "gaussian",
         "Similarity of two embeddings; cosine_identity is the paper's cosine, without an activation (T = x.y at "
-        "--gamma 0.5), and fails for some divergences.",
+        "--gamma 0.5), and fails for some divergences; fitted is an increasing function of the cosine, of "
+        "--similarity-from.",
+    )
+    similarity_from: Path | None = option(
+        None, "The assumption.json of `fmicl check-assumption`, to whose density ratio --similarity fitted is fitted."
     )
     shift: Literal["optimal"] | None = option(None, "Maximise the bound over the Donsker-Varadhan shift as well.")
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         super().__post_init__()
-        require_positive_fields(self, "alpha", "gamma")
+        require_positive_fields(self, "gamma")
+        if self.alpha != "auto":
+            require_positive_fields(self, "alpha")
+        require_alpha(self.alpha, self.shift)
+        if self.similarity == "fitted":
+            if self.similarity_from is None:
+                raise ValueError("similarity fitted needs similarity_from, the assumption.json that it is fitted to")
+            if self.shift is not None or self.alpha == "auto":
+                raise ValueError(
+                    f"similarity fitted takes a number as alpha and no shift, got {self.alpha}, {self.shift}"
+                )
+            if self.mu != 1.0:
+                raise ValueError(f"similarity fitted has its own scale, got mu={self.mu}: leave it out")
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module.
 
         Raises:
             ValueError: there is no such divergence, or the cosine similarity has a mu.
+            FileNotFoundError: the file that a similarity is fitted to is missing.
 
         Example:
             >>> FMICLOptions(divergence="tsallis").build(ObjectiveContext(divergence_parameters={"order": 2.0}))
             FMICLLoss(Tsallis(order=2.0), alpha=40, gamma=1, mu=1, similarity=gaussian, negatives=anchor, shift=None)
         """
+        fitted = self.similarity == "fitted"
         return FMICLLoss(
             self.information_divergence(context),
             alpha=self.alpha,
-            gamma=self.gamma,
+            gamma=1.0 if fitted else self.gamma,
             mu=self.mu,
-            similarity=self.similarity,
+            similarity=Fitted.read(self.similarity_from) if fitted and self.similarity_from else self.similarity,
             shift=self.shift,
             label_negatives=self.label_negatives,
             **self.common(context),
         )
 
     def why_unused(self) -> dict[str, str]:
-        """Alpha and mu are constants of KL's loss with the optimal shift."""
-        constant = self.divergence == "kl" and self.shift == "optimal"
-        return dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
+        """Alpha and mu are constants of KL's loss with the optimal shift; a fitted similarity has no gamma and mu."""
+        if self.similarity == "fitted":
+            return dict.fromkeys(("gamma", "mu"), "similarity fitted has its own")
+        constant = self.divergence == "kl" and not self.skew and self.shift == "optimal"
+        found = dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
+        return {**found, "similarity_from": "only similarity fitted is fitted to it"}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
         """Warn of negatives without a gradient that repel too strongly, and say which alpha balances them.
@@ -212,17 +276,17 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
         The keys of a momentum encoder don't move away. If queries are driven away from them more strongly than towards
         their own key, they run past all keys to the far side of the sphere, and the keys follow: both collapse. With
         negatives that have a gradient the same weight only spreads the embeddings more. The optimal shift weighs the
-        negatives by a normaliser, so it needs no warning.
+        negatives by a normaliser, and alpha "auto" balances them, so neither needs a warning.
 
         Example:
             >>> print(*FMICLOptions().warnings(ObjectiveContext(method="moco", detached={"anchor": 1.0})))
             the negatives of moco have no gradient, and at alpha=40 they push 5.4 times as hard as a positive pair \
-pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optimal needs no alpha
+pulls: the embeddings may collapse. --alpha 7.4 balances the two; --alpha auto does so in each batch
             >>> FMICLOptions().warnings(ObjectiveContext())
             []
         """
         mu = self._mu(context)
-        if mu is None or self.shift is not None:
+        if mu is None or self.shift is not None or isinstance(self.alpha, str):
             return []
         hardness = push(self.information_divergence(context), self.alpha, self.gamma, mu) * self.detached_share(context)
         if not LARGEST_PUSH < hardness < math.inf:
@@ -230,7 +294,7 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
         return [
             f"the negatives of {context.method} have no gradient, and at alpha={self.alpha:g} they push {hardness:.2g} "
             f"times as hard as a positive pair pulls: the embeddings may collapse. --alpha {self.alpha / hardness:.2g} "
-            "balances the two; --shift optimal needs no alpha"
+            "balances the two; --alpha auto does so in each batch"
         ]
 
     def collapse_advice(self, context: ObjectiveContext) -> str:
@@ -242,7 +306,7 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
             >>> FMICLOptions(divergence="neyman").collapse_advice(ObjectiveContext()).split(". ")[0]
             'The penalty of neyman is not convex at gamma=1, mu=1, so no theorem guarantees uniformity'
         """
-        if "alpha" in self.why_unused():
+        if "alpha" in self.why_unused() or self.alpha == "auto":
             change = "Change --gamma"
         else:
             # negatives that have a gradient spread out more the harder they are repelled; others don't move
@@ -254,12 +318,13 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --shift optima
         mu = self._mu(context)
         if mu is None:
             return ""
-        kind = uniformity(self.information_divergence(context), self.gamma, mu).kind
+        divergence = self.information_divergence(context)
+        kind = uniformity(divergence, self.gamma, mu).kind
         if kind == "strictly convex":
             return ""
         word = "convex but not strictly convex" if kind == "convex" else kind
         return (
-            f"The penalty of {self.divergence} is {word} at gamma={self.gamma:g}, mu={mu:g}, so no theorem guarantees "
+            f"The penalty of {divergence.name} is {word} at gamma={self.gamma:g}, mu={mu:g}, so no theorem guarantees "
             "uniformity. "
         )
 

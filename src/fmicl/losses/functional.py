@@ -34,9 +34,10 @@ from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
 from fmicl.kernels.transforms import in_transforms
 from fmicl.losses import fused
+from fmicl.losses.balance import balanced_uniformity, require_alpha
 from fmicl.losses.pairing import ComputeOptions, Pairs
 from fmicl.losses.shift import optimally_shifted
-from fmicl.losses.similarities import Similarity, make_similarity
+from fmicl.losses.similarities import FittedCritic, Similarity, make_similarity
 from fmicl.losses.statistics import batch_covariance, centre, off_diagonal_squares, prepare_views, standardise
 from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, Targets, make_targets, masked_logsumexp
 from fmicl.utils.learnable import Scalar, require_positive_scalar
@@ -46,7 +47,6 @@ from fmicl.utils.validation import (
     require_at_least_zero,
     require_positive,
     require_power,
-    require_shift,
     require_skew,
 )
 
@@ -135,7 +135,7 @@ def fmicl_loss(
     y: Tensor,
     divergence: DivergenceName | Divergence = "kl",
     *,
-    alpha: Scalar = 40.0,
+    alpha: Scalar | Literal["auto"] = 40.0,
     gamma: Scalar = 1.0,
     mu: Scalar | Literal["normalised"] = 1.0,
     similarity: str | Similarity = "gaussian",
@@ -160,7 +160,7 @@ def fmicl_loss(
         x: embeddings of the first view, (N, d).
         y: embeddings of the second view, (N, d).
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
-        alpha: weight of the negative term.
+        alpha: weight of the negative term; "auto" balances push and pull in each batch (`fmicl.losses.balance`).
         gamma: inverse width of the Gaussian kernel; for the cosine similarity, temperature = 1 / (2 gamma).
         mu: scale of the density ratio, or "normalised".
         similarity: "gaussian", "cosine", "cosine_identity", or a `Similarity`, which has its own gamma and mu.
@@ -214,7 +214,7 @@ def fmicl_terms(
     y: Tensor,
     divergence: DivergenceName | Divergence = "kl",
     *,
-    alpha: Scalar = 40.0,
+    alpha: Scalar | Literal["auto"] = 40.0,
     gamma: Scalar = 1.0,
     mu: Scalar | Literal["normalised"] = 1.0,
     similarity: str | Similarity = "gaussian",
@@ -234,8 +234,7 @@ def fmicl_terms(
         True
     """
     divergence = make_divergence(divergence)
-    require_positive_scalar("alpha", alpha)
-    require_shift(shift)
+    require_alpha(alpha, shift)
     similarity = make_similarity(similarity, gamma, mu)
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
@@ -243,9 +242,19 @@ def fmicl_terms(
     return fmicl_terms_of_pairs(pairs, similarity.critic(divergence, x.shape[1]), alpha, shift)
 
 
-def fmicl_terms_of_pairs(pairs: Pairs, critic: Critic, alpha: Scalar, shift: Literal["optimal"] | None) -> Terms:
-    """The two terms of f-MICL for a prepared batch, with any negatives."""
+def fmicl_terms_of_pairs(
+    pairs: Pairs, critic: Critic, alpha: Scalar | Literal["auto"], shift: Literal["optimal"] | None
+) -> Terms:
+    """The two terms of f-MICL for a prepared batch, with any negatives.
+
+    Raises:
+        ValueError: a fitted similarity with an optimal shift or alpha "auto", which need r affine in the cosine.
+    """
+    if isinstance(critic, FittedCritic) and (shift is not None or isinstance(alpha, str)):
+        raise ValueError(f"a fitted similarity takes a number as alpha and no shift, got alpha={alpha}, shift={shift}")
     alignment = -pairs.mean_of_rows(pairs.scores(critic))
+    if isinstance(alpha, str):
+        return Terms(alignment, balanced_uniformity(pairs, critic))
     return Terms(alignment, alpha * pairs.mean(critic) if shift is None else optimally_shifted(pairs, critic, alpha))
 
 

@@ -44,7 +44,7 @@ def fmicl_loss(
     x: Tensor,
     y: Tensor,
     divergence: DivergenceName | Divergence,
-    alpha: Scalar,
+    alpha: Scalar | Literal["auto"],
     gamma: Scalar,
     mu: Scalar | Literal["normalised"],
     similarity: str | Similarity,
@@ -52,7 +52,7 @@ def fmicl_loss(
     **options: Unpack[ComputeOptions],
 ) -> Tensor | None:
     """`fmicl.functional.fmicl_loss` of a batch on one process; None where this path doesn't apply."""
-    if not _applies(x, y, negatives, alpha, gamma, mu):
+    if isinstance(alpha, str) or not _applies(x, y, negatives, alpha, gamma, mu):
         return None
     try:
         loss = _fmicl(divergence, alpha, gamma, mu, similarity, negatives, x.shape[1], **options)

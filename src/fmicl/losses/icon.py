@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
+from fmicl.divergences.learned import require_fixed
 from fmicl.losses import functional
 from fmicl.losses.base import LabelledLoss
 from fmicl.losses.pairing import ComputeOptions
@@ -57,6 +58,7 @@ class IConLoss(LabelledLoss):
         super().__init__(negatives, label_negatives, **options)
         require_positive_scalar("temperature", temperature)
         self.divergence = remember(make_divergence(divergence))
+        require_fixed(self.divergence)
         functional.require_finite_at_zero(self.divergence)
         self.temperature = temperature
 

@@ -24,7 +24,7 @@ from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.options import check_fields, option, require_positive_fields
 from fmicl.utils.registry import Registry
-from fmicl.utils.validation import Negatives
+from fmicl.utils.validation import Negatives, require_skew
 
 __all__ = [
     "OBJECTIVES",
@@ -149,13 +149,23 @@ class MuOptions(ObjectiveOptions):
 
 @dataclass(frozen=True)
 class DivergenceOptions(ObjectiveOptions):
-    """The option `divergence`, for the objectives that have it."""
+    """The options `divergence` and `skew`, for the objectives that have them."""
 
     divergence: str = option("kl", "The f-divergence, by name (fmicl.list_divergences()).")
+    skew: float = option(
+        0.0,
+        "Share of positive pairs in the mixture that the divergence is taken from: above 0 no pair counts for more "
+        "than a density ratio of 1 / skew.",
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse values out of range."""
+        super().__post_init__()
+        require_skew(self.skew)
 
     def information_divergence(self, context: ObjectiveContext) -> Divergence:
-        """The divergence, with its parameters."""
-        return make_divergence(self.divergence, **context.divergence_parameters)
+        """The divergence, with its parameters and its skew."""
+        return make_divergence(self.divergence, **context.divergence_parameters).skew(self.skew)
 
 
 @dataclass(frozen=True)

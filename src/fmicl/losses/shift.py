@@ -72,8 +72,16 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
             start, alpha, pairs.detached().global_mean, number,
             precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x),
         )  # fmt: skip
-    uniformity: Tensor = _DifferentiableOnce.apply(found.shift() + alpha * pairs.mean(found))
+    uniformity = differentiable_once(
+        found.shift() + alpha * pairs.mean(found), "the gradient of shift='optimal' holds v fixed"
+    )
     return uniformity.to(pairs.dtype)
+
+
+def differentiable_once(value: Tensor, why: str) -> Tensor:
+    """The value, with an error where a second derivative would be wrong, and the reason."""
+    once: Tensor = _DifferentiableOnce.apply(value, why)
+    return once
 
 
 @dataclass(frozen=True)
@@ -249,14 +257,12 @@ class _DifferentiableOnce(torch.autograd.Function):
     """The identity, which raises an error where a second derivative would be wrong."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(ctx: Any, value: Tensor, why: str) -> Tensor:
+        ctx.why = why
         return value.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # noqa: ARG004
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError(
-                "this loss can't be differentiated twice: the gradient of shift='optimal' holds v fixed; only kl has "
-                "it in closed form"
-            )
-        return grad
+            raise RuntimeError(f"this loss can't be differentiated twice: {ctx.why}; only kl has it in closed form")
+        return grad, None

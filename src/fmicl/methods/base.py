@@ -147,7 +147,7 @@ class Method(nn.Module):
         return comparison._replace(loss=comparison.loss + term, rotation=term.detach())
 
     def train(self, mode: bool = True) -> Self:
-        """Training or evaluation mode; batch normalisation of the encoder that is frozen always evaluates."""
+        """Set training or evaluation mode; the encoder's frozen batch normalisation stays in evaluation mode."""
         super().train(mode)
         for name, module in self.encoder.named_modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and _is_frozen(module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.divergences import Divergence
+from fmicl.divergences.learned import require_fixed
 from fmicl.kernels.exchange import World, all_sum, gather_rows, gather_with_gradient, world_of
 from fmicl.losses import ObjectiveContext, ObjectiveOptions
 from fmicl.losses.fmicl import FMICLOptions
@@ -42,6 +43,8 @@ class CriticLoss(nn.Module):
 
     def __init__(self, divergence: Divergence | None) -> None:
         super().__init__()
+        if divergence is not None:
+            require_fixed(divergence)
         self.divergence = divergence
 
     def forward(self, x: Tensor, y: Tensor, present: Tensor | None = None) -> Tensor:

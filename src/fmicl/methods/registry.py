@@ -66,7 +66,7 @@ class MethodOptions:
         return {"anchor": 0.0, "both": 0.0, "cross": 0.0}
 
     def input_sizes(self, size: int) -> dict[str, int]:
-        """Sides of images that the encoder sees beside views of this size, by what they are.
+        """Other image sizes that the encoder sees, beside views of this size, with a description of each.
 
         Raises:
             ValueError: the views are too small.

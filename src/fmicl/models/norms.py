@@ -32,7 +32,7 @@ class RunningStatisticsNorm(nn.Module):
         following: modules that are applied to the result, by name.
 
     Example:
-        >>> norm = RunningStatisticsNorm(nn.BatchNorm1d(1, affine=False, eps=0.0))
+        >>> norm = RunningStatisticsNorm(nn.BatchNorm1d(1, affine=False, eps=1e-12))
         >>> (norm(torch.tensor([[2.0], [4.0]])) * 2**0.5).flatten().round()   # mean 3, variance 2
         tensor([-1.,  1.])
         >>> (norm(torch.tensor([[3.0], [9.0]])) * 2**0.5).flatten().round()   # by those of the first batch
@@ -184,7 +184,8 @@ def frozen_running_statistics(network: nn.Module) -> Iterator[None]:
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     try:
         for norm in norms:
-            if norm.momentum is None and norm.num_batches_tracked is not None:  # it is the update rate then
+            # without a momentum, the update rate is 1 / this number
+            if norm.momentum is None and norm.num_batches_tracked is not None:
                 norm.num_batches_tracked = norm.num_batches_tracked.clone()
             norm.momentum = 0.0
         yield

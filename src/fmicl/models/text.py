@@ -181,7 +181,7 @@ class Tokenizer:
         if "tokenizer.json" in files:
             files = {"tokenizer.json": files["tokenizer.json"]}
         else:
-            files.pop("tokenizer_config.json", None)  # it names folders
+            files.pop("tokenizer_config.json", None)  # it has the paths of folders, which may differ
         digest = hashlib.blake2b()
         for name, content in sorted(files.items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
@@ -202,14 +202,18 @@ def build_sentence_encoder(name: str, pooling: Pooling) -> tuple[SentenceEncoder
         FileNotFoundError: the name is a path that doesn't exist.
         ValueError: the model can't be loaded, or is no encoder.
     """
+    from huggingface_hub import snapshot_download
     from transformers import AutoModel, AutoTokenizer
 
     check_model_path(name)
     local = Path(name).is_dir()
     location = str(_inner_model(Path(name))) if local else name
-    options = {"local_files_only": True} if local or not _hub_reachable() else {}
+    cached = not local and not _hub_reachable()
+    options = {"local_files_only": True} if local or cached else {}
     with quiet_transformers():
         try:
+            if cached:  # a folder: for a name, transformers asks the hub for an adapter where peft is installed
+                location = snapshot_download(name, local_files_only=True)
             inner = AutoTokenizer.from_pretrained(location, **options)
             model = AutoModel.from_pretrained(location, dtype=torch.float32, **options)
         except Exception as error:  # transformers raises a handful of unrelated types
@@ -238,7 +242,7 @@ def _hub_reachable() -> bool:
     from huggingface_hub import constants
 
     hub = urlsplit(constants.ENDPOINT)
-    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # a proxy resolves names itself
+    if urllib.request.getproxies().keys() & {hub.scheme, "all"}:  # then the proxy resolves names
         return True
     try:
         socket.getaddrinfo(hub.hostname, hub.port)

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from fmicl.reproduce import paper
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Planned,
-    Plot,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, curve, register_experiment
+from fmicl.reproduce.plots import Line, Panel, Plot
 
 __all__ = ["AlphaText", "AlphaVision"]
 
@@ -28,20 +15,24 @@ LONG = 4
 
 
 def _result(
-    name: str, title: str, outcomes: Outcomes, theirs: Mapping[str, Mapping[float, float]], score: str
+    name: str,
+    title: str,
+    outcomes: Outcomes,
+    theirs: Mapping[str, Mapping[float, float]],
+    score: str,
+    ours_label: str = "ours",
 ) -> Result:
     """A table of both papers' rows and ours, and curves over alpha."""
     alphas = list(next(iter(theirs.values())))
-    rows: list[tuple[Entry, ...]] = []
+    rows: list[Row] = []
     lines = []
     for divergence, values in theirs.items():
-        ours = {alpha: outcomes.measured((divergence, f"{alpha:g}"), score) for alpha in alphas}
-        rows += [(f"paper, {divergence}", *values.values()), (f"ours, {divergence}", *ours.values())]
-        lines.append(Line(f"paper, {divergence}", tuple(values), tuple(values.values()), "--"))
-        means = {alpha: sum(m.values) / len(m.values) for alpha, m in ours.items() if m.values}
-        lines.append(Line(f"ours, {divergence}", tuple(means), tuple(means.values())))
+        ours = {alpha: outcomes.measured((divergence, alpha), score) for alpha in alphas}
+        rows += [(f"paper, {divergence}", *values.values()), (f"{ours_label}, {divergence}", *ours.values())]
+        lines += [Line(f"paper, {divergence}", tuple(values), tuple(values.values()), "--")]
+        lines += curve(f"{ours_label}, {divergence}", ours)
     table = Table(title, ("alpha", *(f"{alpha:g}" for alpha in alphas)), tuple(rows))
-    panel = Panel(title, "alpha", "score", tuple(line for line in lines if line.x), log_x=True)
+    panel = Panel(title, "alpha", "score", tuple(lines), log_x=True)
     return Result((table,), (Plot(name, f"{title}, against alpha.", (panel,)),))
 
 
@@ -51,19 +42,20 @@ class AlphaVision(Experiment):
 
     paper = "Table 8 and Appendix D.2"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs each; KL at alpha 1 also four times as long."""
-        (epochs, *_) = scale.lengths(200)
-        runs = []
-        for name, values in paper.ALPHA_VISION.items():
-            for alpha in values:
-                settings = scale.images("cifar10", epochs, **paper.COLUMNS[name], alpha=alpha)
-                runs += planned((name, f"{alpha:g}"), settings)
-        return runs + planned(("KL", "1", "long"), scale.images("cifar10", LONG * epochs, divergence="kl", alpha=1.0))
+        epochs = scale.length(200)
+        runs = [
+            run
+            for name, values in paper.ALPHA_VISION.items()
+            for alpha in values
+            for run in scale.images((name, alpha), "cifar10", epochs, **paper.COLUMNS[name], alpha=alpha)
+        ]
+        return runs + scale.images(("KL", "1", "long"), "cifar10", LONG * epochs, divergence="kl", alpha=1.0)
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """Table, curves, and the longer run."""
-        (epochs, *_) = scale.lengths(200)
+        epochs = scale.length(200)
         result = _result("alpha-vision", f"k-NN accuracy after {epochs} epochs", outcomes, paper.ALPHA_VISION, "knn")
         longer = outcomes.measured(("KL", "1", "long"), "knn")
         row = (("KL", paper.KL_ALPHA_1_800, longer),)
@@ -77,16 +69,17 @@ class AlphaText(Experiment):
 
     paper = "Table 9"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """One epoch each."""
         return [
             run
             for name, values in paper.ALPHA_TEXT.items()
             for alpha in values
-            for run in planned((name, f"{alpha:g}"), scale.text(**paper.COLUMNS[name], alpha=alpha))
+            for run in scale.text((name, alpha), **paper.COLUMNS[name], alpha=alpha)
         ]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """Table and curves."""
         score, words = ("STSB", "STS-B") if scale.small else ("avg", "average of seven STS tasks")
-        return _result("alpha-text", f"Spearman's correlation x 100, {words}", outcomes, paper.ALPHA_TEXT, score)
+        title = f"Spearman's correlation x 100, {words}"
+        return _result("alpha-text", title, outcomes, paper.ALPHA_TEXT, score, scale.ours_text)

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fmicl.reproduce import paper
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Planned,
-    Plot,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, curve, register_experiment
+from fmicl.reproduce.plots import Panel, Plot
 
 __all__ = ["BatchSize"]
 
@@ -33,31 +19,27 @@ class BatchSize(Experiment):
 
     paper = "Figure 4, right"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs, with the recipe's learning rate at every size."""
-        (epochs, *_) = scale.lengths(200)
+        epochs = scale.length(200)
         return [
             run
             for size in (SMALL_SIZES if scale.small else SIZES)
             for name in OBJECTIVES
-            for run in planned((name, size), scale.images("cifar10", epochs, batch_size=size, **paper.COLUMNS[name]))
+            for run in scale.images((name, size), "cifar10", epochs, batch_size=size, **paper.COLUMNS[name])
         ]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """k-NN and linear accuracy over the batch size. The paper has no numbers, only the figure."""
-        (epochs, *_) = scale.lengths(200)
+        epochs = scale.length(200)
         sizes = SMALL_SIZES if scale.small else SIZES
         tables, panels = [], []
         for score, words in (("knn", "k-NN"), ("linear", "linear")):
-            found = {name: {size: outcomes.measured((name, str(size)), score) for size in sizes} for name in OBJECTIVES}
-            rows: list[tuple[Entry, ...]] = [(name, *by_size.values()) for name, by_size in found.items()]
+            found = {name: {size: outcomes.measured((name, size), score) for size in sizes} for name in OBJECTIVES}
+            rows: list[Row] = [(name, *by_size.values()) for name, by_size in found.items()]
             title = f"{words} accuracy after {epochs} epochs"
             tables.append(Table(title, ("batch size", *map(str, sizes)), tuple(rows)))
-            lines = []
-            for name, by_size in found.items():
-                known = {size: sum(m.values) / len(m.values) for size, m in by_size.items() if m.values}
-                lines.append(Line(name, tuple(map(float, known)), tuple(known.values())))
-            shown = tuple(line for line in lines if line.x)
-            panels.append(Panel(title, "batch size", "percent", shown, log_x=True))
+            lines = [line for name, by_size in found.items() for line in curve(name, by_size)]
+            panels.append(Panel(title, "batch size", "percent", tuple(lines), log_x=True))
         caption = f"Accuracy against batch size after {epochs} epochs."
         return Result(tuple(tables), (Plot("batch-size", caption, tuple(panels)),))

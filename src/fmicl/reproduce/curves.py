@@ -2,25 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from fmicl.reproduce import paper
-from fmicl.reproduce.experiment import (
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Planned,
-    Plot,
-    Result,
-    Scale,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Scale, register_experiment
+from fmicl.reproduce.plots import Line, Panel, Plot
 
-__all__ = ["DIVERGENCES", "Curves"]
-
-DIVERGENCES = {name: options for name, options in paper.COLUMNS.items() if "divergence" in options}
+__all__ = ["Curves"]
 
 
 @register_experiment("curves", summary="Training loss of every divergence.")
@@ -29,19 +15,19 @@ class Curves(Experiment):
 
     paper = "Figure 6"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs each."""
-        (epochs, *_) = scale.lengths(200)
+        epochs = scale.length(200)
         return [
             run
-            for name, options in DIVERGENCES.items()
-            for run in planned((name,), scale.images("cifar10", epochs, **options))
+            for name, options in paper.DIVERGENCES.items()
+            for run in scale.images((name,), "cifar10", epochs, **options)
         ]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """A panel for each divergence, as their values have no common scale; a line for each seed."""
         panels = []
-        for name in DIVERGENCES:
+        for name in paper.DIVERGENCES:
             lines = []
             for outcome in outcomes[(name,)]:
                 points = [
@@ -52,6 +38,6 @@ class Curves(Experiment):
                     lines.append(Line(f"seed {outcome.settings.seed}", x, y))
             if lines:
                 panels.append(Panel(name, "epoch", "loss", tuple(lines)))
-        (epochs, *_) = scale.lengths(200)
+        epochs = scale.length(200)
         caption = f"Training loss over {epochs} epochs, one panel for each divergence."
         return Result(plots=(Plot("curves", caption, tuple(panels)),) if panels else ())

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from fmicl.reproduce.experiment import Plot
+from fmicl.reproduce.plots import Plot
 from fmicl.runs.figures import COLOURS
 
 __all__ = ["draw"]
@@ -27,7 +27,11 @@ def draw(plot: Plot, theme: Literal["light", "dark"] = "light") -> str:
     rows = -(-len(plot.panels) // columns)
     labels = list(dict.fromkeys(line.label for panel in plot.panels for line in panel.lines))
     with mpl.rc_context({"svg.hashsalt": "fmicl", "svg.fonttype": "none", "font.size": 8}):
-        figure = Figure(figsize=(3.4 * columns + 1.2, 2.7 * rows), layout="constrained", facecolor=colours.surface)
+        figure = Figure(
+            figsize=(3.3 * columns + (1.2 if columns > 1 else 2.4), 2.7 * rows),
+            layout="constrained",
+            facecolor=colours.surface,
+        )
         FigureCanvasSVG(figure)
         for axes, panel in zip(figure.subplots(rows, columns, squeeze=False).flat, plot.panels, strict=False):
             axes.set_facecolor(colours.surface)
@@ -37,16 +41,20 @@ def draw(plot: Plot, theme: Literal["light", "dark"] = "light") -> str:
                 few = {"marker": "o", "markersize": 3} if len(line.x) <= 12 and not points else {}
                 style = {"linestyle": line.style, "linewidth": 1.3, **few, **points}
                 axes.plot(line.x, line.y, color=colour, label=line.label, **style)
-            axes.set_title(panel.title, fontsize=8, loc="left", color=colours.ink)
+            if len(plot.panels) > 1:  # of one panel the caption tells
+                axes.set_title(panel.title, fontsize=8, loc="left", color=colours.ink)
             axes.set_xlabel(panel.x_label, color=colours.muted)
             axes.set_ylabel(panel.y_label, color=colours.muted)
-            axes.tick_params(colors=colours.muted, labelsize=7)
+            axes.tick_params(which="both", colors=colours.muted, labelsize=7)
             axes.grid(color=colours.line, linewidth=0.6)
             for name, spine in axes.spines.items():
                 spine.set_visible(name in ("left", "bottom"))
                 spine.set_color(colours.line)
             if panel.log_x:
                 axes.set_xscale("log")
+                places = sorted({x for line in panel.lines for x in line.x})
+                axes.set_xticks(places, [f"{x:g}" for x in places], rotation=45 if len(places) > 6 else 0)
+                axes.xaxis.minorticks_off()
             if panel.log_y:
                 axes.set_yscale("log")
         handles = {

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fmicl.divergences import divergence
-from fmicl.reproduce.curves import DIVERGENCES
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Plot,
-    Result,
-    Scale,
-    Table,
-    register_experiment,
-)
+from fmicl.reproduce import paper
+from fmicl.reproduce.experiment import Experiment, Outcomes, Result, Row, Scale, Table, register_experiment
+from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.theory import estimation_error
 
 __all__ = ["Estimation", "batch_objective", "cosine_law", "exact_objective"]
@@ -78,11 +67,11 @@ class Estimation(Experiment):
 
     paper = "Theorem 6"
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:  # noqa: ARG002
         """The error that 95 % of batches stay below, its slope, and the theorem's deviation term."""
-        rows: list[tuple[Entry, ...]] = []
+        rows: list[Row] = []
         errors, bounds = [], []
-        for label, options in DIVERGENCES.items():
+        for label, options in paper.DIVERGENCES.items():
             name = options["divergence"]
             exact = exact_objective(name, DIMENSION)
             measured = [

@@ -8,23 +8,35 @@ An experiment is a class with two methods. :meth:`Experiment.plan` lists the run
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from fmicl.config import Settings, recipe
+from fmicl.reproduce.plots import Line, Plot
 from fmicl.utils.options import options_of
 from fmicl.utils.registry import Registry
 
 __all__ = [
-    "EXPERIMENTS", "Experiment", "Key", "Line", "Measured", "Outcome", "Outcomes", "Panel", "Planned", "Plot", "Result",
-    "Scale", "Table", "archive_hash", "register_experiment",
+    "EXPERIMENTS", "Entry", "Experiment", "Key", "Measured", "Outcome", "Outcomes", "Plan", "Planned", "Result", "Row",
+    "Scale", "Table", "archive_hash", "curve", "register_experiment",
 ]  # fmt: skip
 
 Key = tuple[str, ...]
+Name = tuple[str | float, ...]
 SMALL_EPOCHS = 10
 """Epochs of digits at the small scale."""
+
+
+def key_of(name: Name) -> Key:
+    """The key of a table's cell or of a curve.
+
+    Example:
+        >>> key_of(("KL", 800)), key_of(("KL", 10.0))
+        (('KL', '800'), ('KL', '10'))
+    """
+    return tuple(part if isinstance(part, str) else f"{part:.15g}" for part in name)
 
 
 @dataclass(frozen=True)
@@ -54,19 +66,29 @@ class Scale:
         """
         return self.epochs or ((SMALL_EPOCHS,) if self.small else paper)
 
-    def images(self, name: str, epochs: int, **changes: Any) -> list[Settings]:
-        """One setting for each seed: of this recipe, or of digits at the small scale."""
-        name = "digits" if self.small else name
-        monitor = {"monitor_every": 0} if self.small else {}
-        return self._settings(name, epochs=epochs, **monitor, **changes)
+    def length(self, paper: int) -> int:
+        """The first of them, for experiments that have one."""
+        return self.lengths(paper)[0]
 
-    def text(self, **changes: Any) -> list[Settings]:
-        """One setting of the recipe wikipedia for each seed."""
-        return self._settings("wikipedia", **changes)
+    def images(self, key: Name, name: str, epochs: int, **changes: Any) -> Plan:
+        """The runs of a key, one for each seed: of this recipe, or of digits at the small scale."""
+        if self.small:
+            return self._runs(key, "digits", epochs=epochs, monitor_every=0, baselines=False, **changes)
+        return self._runs(key, name, epochs=epochs, **changes)
 
-    def _settings(self, name: str, **changes: Any) -> list[Settings]:
+    @property
+    def ours_text(self) -> str:
+        """The label of our runs on sentences, with the encoder that they start from if it isn't the paper's."""
+        model = self.places.get("wikipedia", {}).get("model")
+        return "ours" if model is None else f"ours, from {Path(model).name}"
+
+    def text(self, key: Name, **changes: Any) -> Plan:
+        """The runs of a key, one of the recipe wikipedia for each seed."""
+        return self._runs(key, "wikipedia", **changes)
+
+    def _runs(self, key: Name, name: str, **changes: Any) -> Plan:
         options = {**self.places.get(name, {}), **self.common, **changes}
-        return [recipe(name, seed=seed, **options) for seed in self.seeds]
+        return [Planned(key_of(key), recipe(name, seed=seed, **options)) for seed in self.seeds]
 
 
 @dataclass(frozen=True)
@@ -75,6 +97,9 @@ class Planned:
 
     key: Key
     settings: Settings
+
+
+Plan = list[Planned]
 
 
 @dataclass(frozen=True)
@@ -118,10 +143,15 @@ class Measured:
     sources: tuple[Path, ...]
     missing: str = ""
 
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return statistics.fmean(self.values)
+
     def __str__(self) -> str:
         if not self.values:
             return self.missing
-        mean = f"{statistics.fmean(self.values):.2f}"
+        mean = f"{self.mean:.2f}"
         return mean if len(self.values) == 1 else f"{mean} ± {statistics.stdev(self.values):.2f}"
 
 
@@ -132,21 +162,28 @@ class Outcomes:
     runs: Mapping[Key, Sequence[Outcome]]
     failed: Mapping[Key, str] = field(default_factory=dict)
 
-    def __getitem__(self, key: Key) -> Sequence[Outcome]:
-        return self.runs.get(key, ())
+    def __getitem__(self, key: Name) -> Sequence[Outcome]:
+        return self.runs.get(key_of(key), ())
 
     def __bool__(self) -> bool:
         return any(self.runs.values()) or bool(self.failed)
 
-    def measured(self, key: Key, name: str) -> Measured:
+    def measured(self, key: Name, name: str) -> Measured:
         """A score over the seeds of a key: blank without a run, "failed" if the run failed."""
         known = [(outcome.score(name), outcome.source) for outcome in self[key]]
         known = [(value, source) for value, source in known if value is not None]
-        missing = "failed" if key in self.failed else ""
+        missing = "failed" if key_of(key) in self.failed else ""
         return Measured(tuple(float(v or 0.0) for v, _ in known), tuple(source for _, source in known), missing)
 
 
+def curve(label: str, measured: Mapping[Any, Measured]) -> list[Line]:
+    """The line of the means over x; none if nothing was measured."""
+    known = {float(x): found.mean for x, found in measured.items() if found.values}
+    return [Line(label, tuple(known), tuple(known.values()))] if known else []
+
+
 Entry = str | float | Measured | None
+Row = tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -155,7 +192,7 @@ class Table:
 
     title: str
     head: tuple[str, ...]
-    rows: tuple[tuple[Entry, ...], ...]
+    rows: tuple[Row, ...]
 
     def texts(self) -> list[list[str]]:
         """The rows as text, numbers with two decimals."""
@@ -186,37 +223,6 @@ def _text(entry: Entry) -> str:
 
 
 @dataclass(frozen=True)
-class Line:
-    """A curve of a plot: its points, and whether it is drawn dashed (for a reference), or as points only."""
-
-    label: str
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    style: str = "-"
-
-
-@dataclass(frozen=True)
-class Panel:
-    """One pair of axes."""
-
-    title: str
-    x_label: str
-    y_label: str
-    lines: tuple[Line, ...]
-    log_x: bool = False
-    log_y: bool = False
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A figure: panels side by side, and a caption."""
-
-    name: str
-    caption: str
-    panels: tuple[Panel, ...]
-
-
-@dataclass(frozen=True)
 class Result:
     """What an experiment shows: tables, plots, and sentences that follow from the numbers."""
 
@@ -231,22 +237,23 @@ class Experiment:
     Attributes:
         paper: where it is in the paper.
         archived_epochs: lengths of archived runs that the page of results shows.
+        failures_count: whether a run that fails is a result, "failed" in its table, and no error of the command.
     """
 
     paper: ClassVar[str] = ""
     archived_epochs: ClassVar[tuple[int, ...]] = (200,)
+    failures_count: ClassVar[bool] = False
 
-    def plan(self, scale: Scale) -> list[Planned]:  # noqa: ARG002 (subclasses use it)
+    def plan(self, scale: Scale) -> Plan:  # noqa: ARG002 (subclasses use it)
         """The runs; none for experiments that are computed without training."""
         return []
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """Tables and plots of the runs that have finished.
 
         Args:
             outcomes: the runs.
             scale: as in :meth:`plan`.
-            folder: where the experiment may keep what is expensive to compute; None: recompute nothing, use runs alone.
         """
         raise NotImplementedError
 
@@ -259,11 +266,6 @@ T = TypeVar("T", bound=type[Experiment])
 def register_experiment(name: str, *, summary: str) -> Callable[[T], T]:
     """Class decorator that registers an experiment under the name that `fmicl reproduce` takes."""
     return EXPERIMENTS.register(name, summary=summary)  # type: ignore[return-value]
-
-
-def planned(key: Iterable[object], settings: Iterable[Settings]) -> list[Planned]:
-    """Runs of one key, one for each seed."""
-    return [Planned(tuple(map(str, key)), each) for each in settings]
 
 
 def archive_hash(settings: Settings) -> str:

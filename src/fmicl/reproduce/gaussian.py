@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Planned,
-    Plot,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
+from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.runs.folder import Run
 from fmicl.training.tasks.assumption import check_run
 from fmicl.utils.files import read_json
@@ -51,21 +38,21 @@ class GaussianKernel(Experiment):
 
     paper = "Figures 1 and 7"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs each."""
-        (epochs, *_) = scale.lengths(200)
-        runs = planned(("KL",), scale.images("cifar10", epochs, divergence="kl"))
+        epochs = scale.length(200)
+        runs = scale.images(("KL",), "cifar10", epochs, divergence="kl")
         for name, views in (SMALL_VIEWS if scale.small else VIEWS).items():
-            runs += planned((name,), scale.images("cifar10", epochs, objective="infonce", **views))
+            runs += scale.images((name,), "cifar10", epochs, objective="infonce", **views)
         return runs
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """Slope and R^2 of the straight lines for both priors, and the direct test of the cosines.
 
         The flows are trained once and kept beside each run (`fmicl check-assumption`). Archived runs have no weights,
         so they are not shown.
         """
-        rows: list[tuple[Entry, ...]] = []
+        rows: list[Row] = []
         panels = []
         for key, found in outcomes.runs.items():
             for outcome in found[:1]:

@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fmicl.reproduce import paper
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Outcomes,
-    Planned,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
 __all__ = ["ImageNet"]
 
@@ -31,6 +20,12 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "JS": {"method": "mocov3", "divergence": "js"},
     "Pearson": {"method": "mocov3", "divergence": "pearson"},
 }
+SMALL: dict[str, dict[str, Any]] = {
+    "SwAV": {"prototypes": 100},
+    "Barlow Twins": {"barlow_scale": 0.1, "learning_rate": 0.05, "dim": 512},
+    "VICReg": {"learning_rate": 0.05},
+}
+"""What digits need in addition: few prototypes; wide embeddings, and small steps for losses of a large scale."""
 PAPER_EPOCHS = 1000
 
 
@@ -41,20 +36,21 @@ class ImageNet(Experiment):
     paper = "Table 3"
     archived_epochs = (PAPER_EPOCHS,)
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """1,000 epochs each."""
+        own = SMALL if scale.small else {}
         return [
             run
             for epochs in scale.lengths(PAPER_EPOCHS)
             for name, options in COLUMNS.items()
-            for run in planned((name, epochs), scale.images("imagenet", epochs, **options))
+            for run in scale.images((name, epochs), "imagenet", epochs, **options, **own.get(name, {}))
         ]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """Linear accuracy; the paper has no k-NN here."""
-        rows: list[tuple[Entry, ...]] = [("paper, ImageNet, 1,000 epochs", *paper.IMAGENET.values())]
+        rows: list[Row] = [("paper, ImageNet, 1,000 epochs", *paper.IMAGENET.values())]
         for epochs in scale.lengths(PAPER_EPOCHS):
-            ours = (outcomes.measured((name, str(epochs)), "linear") for name in COLUMNS)
+            ours = (outcomes.measured((name, epochs), "linear") for name in COLUMNS)
             rows.append((f"ours, {epochs} epochs", *ours))
         data = "digits" if scale.small else "ImageNet"
         return Result((Table(f"linear accuracy on {data}, percent", ("", *COLUMNS), tuple(rows)),))

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fmicl.config import recipe
 from fmicl.reproduce.archive import read_archive
 from fmicl.reproduce.drawing import draw
-from fmicl.reproduce.experiment import EXPERIMENTS, Entry, Line, Measured, Outcome, Panel, Plot, Result, Scale, Table
+from fmicl.reproduce.experiment import EXPERIMENTS, Entry, Measured, Outcome, Result, Scale, Table
 from fmicl.reproduce.pipeline import collect
+from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.runs.figures import COLOURS
 from fmicl.utils.files import read_json, write_atomically
 
@@ -78,25 +81,19 @@ def _environment() -> Environment:
 def _part(name: str, outcomes: Mapping[str, Outcome], archive: Path) -> dict[str, Any]:
     """A section: the experiment from archived runs, or as `fmicl reproduce` left it, at full or at small scale."""
     experiment = EXPERIMENTS[name].value()
-    scale = Scale(seeds=SEEDS, epochs=experiment.archived_epochs)
+    scale = Scale(seeds=SEEDS, epochs=experiment.archived_epochs, places={"wikipedia": _text_start(outcomes)})
     plan = experiment.plan(scale)
     found = collect(plan, outcomes, {})
-    note, result = "", Result()
-    if plan and found:
-        result = experiment.present(found, scale)
-    else:
-        for folder, words in (("reproduce", ""), ("reproduce/small", "At the small scale (digits, a tiny BERT).")):
-            file = archive / folder / f"{name}.json"
-            if file.is_file():
-                note, result = words, _read_result(file)
-                break
-        else:
-            note = f"No run is archived yet: `fmicl reproduce {name}`."
+    result, small = experiment.present(found, scale) if plan and found else Result(), False
+    for folder in ("reproduce", "reproduce/small"):
+        file = archive / folder / f"{name}.json"
+        if not (result.tables or result.plots) and file.is_file():
+            result, small = _read_result(file), bool(plan) and folder.endswith("small")
     return {
         "name": name,
         "summary": EXPERIMENTS[name].summary,
         "paper": experiment.paper,
-        "note": note,
+        "small": small,
         "tables": [
             {
                 "title": table.title,
@@ -111,6 +108,14 @@ def _part(name: str, outcomes: Mapping[str, Outcome], archive: Path) -> dict[str
         ],
         "findings": result.findings,
     }
+
+
+def _text_start(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """The encoder that most archived runs on sentences start from, if it isn't the paper's."""
+    own = recipe("wikipedia").model
+    models = Counter(o.settings.model for o in outcomes.values() if o.settings.recipe == "wikipedia")
+    (model, _), *_ = models.most_common(1) or [(own, 0)]
+    return {} if model == own else {"model": model}
 
 
 def _entry(entry: Entry, archive: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from fmicl.config import Settings
-from fmicl.data import dataset_info
 from fmicl.reproduce.archive import read_archive, read_sweep
 from fmicl.reproduce.costs import device_hours
 from fmicl.reproduce.experiment import (
@@ -36,9 +35,13 @@ from fmicl.sweep.grid import Cell
 from fmicl.sweep.scheduler import run_sweep
 from fmicl.utils.device import describe_device, pick_device
 from fmicl.utils.files import write_atomically, write_json
+from fmicl.utils.machine import available_cpus
 from fmicl.utils.provenance import command_line, commit, versions
 
 __all__ = ["Reproduction", "listing"]
+
+MOST_SMALL_RUNS = 8
+"""Runs at once at the small scale, which take about 1 GB of memory each."""
 
 
 def listing(scale: Scale) -> list[tuple[str, str, str, str, str]]:
@@ -115,7 +118,7 @@ class Reproduction:
             if lacks and missing:
                 self.say(f"{name}: {len(missing)} runs of {recipe_name} are left out: {lacks}")
             elif missing and self.train and code < 128:
-                code = run_sweep(_cells(missing), out=sweep, **self.sweep) or code
+                code = run_sweep(_cells(missing), out=sweep, **self._sweep_options()) or code
             if sweep.is_dir():
                 done, errors = read_sweep(sweep, recipe_name)
                 finished |= done
@@ -124,18 +127,25 @@ class Reproduction:
         if plan and not outcomes:
             self.say(f"{name}: no run has finished, so there is nothing to show yet")
             return code or 1
-        result = experiment.present(outcomes, scale, self.folder / name)
+        result = experiment.present(outcomes, scale)
         place = write_result(self.folder / name, name, experiment, result, scale)
         for table in result.tables:
             self.say(table.markdown())
         for line in result.findings:
             self.say(line)
         self.say(f"{name}: {place}")
-        return code
+        return 0 if code == 1 and experiment.failures_count else code
+
+    def _sweep_options(self) -> dict[str, Any]:
+        """The sweep's options; small runs train side by side, since most of their time is start-up in one thread."""
+        local = self.sweep.get("launcher", "local") == "local"
+        if self.scale.small and local and self.sweep.get("parallel") is None:
+            return {**self.sweep, "parallel": min(MOST_SMALL_RUNS, available_cpus())}
+        return dict(self.sweep)
 
     def _small_scale(self, experiment: Experiment) -> Scale:
         """The small scale with a tiny text, if the experiment has a run on text."""
-        if not any(run.settings.task.name == "text" for run in experiment.plan(self.scale)):
+        if all(run.settings.recipe != "wikipedia" for run in experiment.plan(self.scale)):
             return self.scale
         from fmicl.reproduce.tiny_text import make_tiny_text
 
@@ -157,11 +167,10 @@ def collect(plan: Sequence[Planned], finished: Mapping[str, Outcome], failed: Ma
 
 def lacking_data(settings: Settings) -> str | None:
     """What is missing to train this, in words; None if nothing is."""
-    if settings.task.name == "text":
-        return None if settings.data is not None else "no text file (--data wikipedia=FILE)"
-    if not dataset_info(settings.dataset).needs_folder or settings.data_dir is not None:
+    task = settings.task
+    if not task.needs_data(settings) or settings.values[task.data_option] is not None:
         return None
-    return f"no data (--data {settings.recipe}=DIR)"
+    return f"no data (--data {settings.recipe}=PATH)"
 
 
 def _cells(runs: Sequence[Planned]) -> list[Cell]:
@@ -191,16 +200,18 @@ def write_result(folder: Path, name: str, experiment: Experiment, result: Result
     page = "\n\n".join(parts) + "\n"
     place = folder / f"{name}.md"
     write_atomically(place, lambda path: path.write_text(page, "utf-8"))
-    write_json(folder / f"{name}.json", {**provenance(), "experiment": name, "small": scale.small, **as_json(result)})
+    write_json(
+        folder / f"{name}.json", {**provenance(scale), "experiment": name, "small": scale.small, **as_json(result)}
+    )
     return place
 
 
-def provenance() -> dict[str, Any]:
-    """Command, versions, machine and commit."""
+def provenance(scale: Scale) -> dict[str, Any]:
+    """Command, versions, device of the runs, and commit."""
     return {
         "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": describe_device(str(pick_device("auto"))),
+        "device": describe_device(str(pick_device(scale.common.get("device", "auto")))),
         "versions": versions(["torch", "lightning", "timm"]),
         "commit": commit(),
     }

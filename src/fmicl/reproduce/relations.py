@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Outcomes,
-    Planned,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
 __all__ = ["Relations"]
 
@@ -30,17 +19,19 @@ class Relation(NamedTuple):
 
 
 ROWS = {
-    "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc"}),
+    "CPC": Relation("InfoNCE", "KL", "log-bilinear", {"method": "cpc", "objective": "infonce"}),
     "RPC": Relation("RPC", "Pearson", "cosine", {"objective": "rpc"}),
-    "MINE": Relation(
-        "Donsker-Varadhan", "KL", "neural net (ours: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}
+    "MINE": Relation("DV bound of MI", "KL", "neural net (here: f-Gaussian)", {"divergence": "kl", "shift": "optimal"}),
+    "DIM": Relation(
+        "JSD/InfoNCE (here: JSD)", "JS, KL (here: JS)", "neural net", {"method": "dim", "divergence": "js"}
     ),
-    "DIM": Relation("JSD", "JS", "neural net", {"method": "dim", "divergence": "js"}),
-    "MI bounds": Relation("NWJ", "KL", "separable (ours: f-Gaussian)", {"divergence": "kl", "alpha": 1.0}),
+    "Poole et al.": Relation(
+        "MI bounds (here: NWJ)", "KL", "joint/separable (here: f-Gaussian)", {"divergence": "kl", "alpha": 1.0}
+    ),
     "SimCLR": Relation("InfoNCE", "KL", "cosine", {"objective": "infonce"}),
     "MoCo": Relation("InfoNCE", "KL", "cosine", {"method": "moco", "objective": "infonce"}),
-    "AU": Relation("alignment and uniformity", "KL", "Gaussian", {"objective": "align_uniform"}),
-    "f-MICL": Relation("f-MI", "any (here: JS)", "f-Gaussian", {"divergence": "js"}),
+    "AU": Relation("InfoNCE (here: its own)", "KL", "Gaussian", {"objective": "align_uniform"}),
+    "f-MICL": Relation("f-MI", "general (here: JS)", "f-Gaussian", {"divergence": "js"}),
 }
 
 
@@ -50,19 +41,15 @@ class Relations(Experiment):
 
     paper = "Table 5"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs each."""
-        (epochs, *_) = scale.lengths(200)
-        return [
-            run
-            for name, row in ROWS.items()
-            for run in planned((name,), scale.images("cifar10", epochs, **row.options))
-        ]
+        epochs = scale.length(200)
+        return [run for name, row in ROWS.items() for run in scale.images((name,), "cifar10", epochs, **row.options)]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """The paper's columns, and the accuracies of our runs."""
-        (epochs, *_) = scale.lengths(200)
-        rows: list[tuple[Entry, ...]] = [
+        epochs = scale.length(200)
+        rows: list[Row] = [
             (name, *row[:3], outcomes.measured((name,), "knn"), outcomes.measured((name,), "linear"))
             for name, row in ROWS.items()
         ]

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from fmicl.reproduce import paper
-from fmicl.reproduce.curves import DIVERGENCES
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Outcomes,
-    Planned,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
 __all__ = ["SimilarityTable"]
 
@@ -25,7 +13,7 @@ SIMILARITIES: dict[str, dict[str, Any]] = {
     "cosine": {"similarity": "cosine_identity", "gamma": 0.5},  # T = x.y: temperature 1, no activation
     "f-Gaussian": {},
 }
-PAPER = {"cosine": paper.COSINE, "f-Gaussian": {name: paper.LINEAR["cifar10"][name] for name in DIVERGENCES}}
+PAPER = {"cosine": paper.COSINE, "f-Gaussian": {name: paper.LINEAR["cifar10"][name] for name in paper.DIVERGENCES}}
 PAPER_EPOCHS = 800
 
 
@@ -35,25 +23,26 @@ class SimilarityTable(Experiment):
 
     paper = "Table 4"
     archived_epochs = (200, 800)
+    failures_count = True  # as the paper's VLC
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """800 epochs each."""
         return [
             run
             for epochs in scale.lengths(PAPER_EPOCHS)
             for similarity, how in SIMILARITIES.items()
-            for name, options in DIVERGENCES.items()
-            for run in planned((similarity, name, epochs), scale.images("cifar10", epochs, **options, **how))
+            for name, options in paper.DIVERGENCES.items()
+            for run in scale.images((similarity, name, epochs), "cifar10", epochs, **options, **how)
         ]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:
         """Linear accuracy as in the paper, and k-NN; a run whose loss stopped being finite is "failed"."""
-        rows: list[tuple[Entry, ...]] = []
+        rows: list[Row] = []
         for similarity in SIMILARITIES:
             rows.append((f"paper, {similarity}, linear, 800 epochs", *PAPER[similarity].values()))
             for epochs in scale.lengths(PAPER_EPOCHS):
                 for score, words in (("linear", "linear"), ("knn", "k-NN")):
-                    ours = (outcomes.measured((similarity, name, str(epochs)), score) for name in DIVERGENCES)
+                    ours = (outcomes.measured((similarity, name, epochs), score) for name in paper.DIVERGENCES)
                     rows.append((f"ours, {similarity}, {words}, {epochs} epochs", *ours))
         data = "digits" if scale.small else "CIFAR-10"
-        return Result((Table(f"accuracy on {data} by similarity, percent", ("", *DIVERGENCES), tuple(rows)),))
+        return Result((Table(f"accuracy on {data} by similarity, percent", ("", *paper.DIVERGENCES), tuple(rows)),))

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fmicl.divergences import Divergence, divergence, list_divergences
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Plot,
-    Result,
-    Scale,
-    Table,
-    register_experiment,
-)
+from fmicl.reproduce.experiment import Experiment, Outcomes, Result, Row, Scale, Table, register_experiment
+from fmicl.reproduce.plots import Line, Panel, Plot
 
 __all__ = ["Simplex", "minimise_energy"]
 
@@ -77,10 +66,10 @@ class Simplex(Experiment):
 
     paper = "Theorem 4 and Figure 5"
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:  # noqa: ARG002
         """Smallest and largest pair distance of each minimiser, beside the regular simplex's where there is one."""
         names = list_divergences()
-        rows: list[tuple[Entry, ...]] = []
+        rows: list[Row] = []
         expected = (f"{math.sqrt(2 * n / (n - 1)):.3f}" if n <= d + 1 else "" for n, d in SIZES)
         rows.append(("regular simplex", *expected))
         panels: dict[tuple[int, int], list[Line]] = {size: [] for size in SIZES}

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
-from fmicl.reproduce.curves import DIVERGENCES
-from fmicl.reproduce.experiment import (
-    Entry,
-    Experiment,
-    Line,
-    Outcomes,
-    Panel,
-    Planned,
-    Plot,
-    Result,
-    Scale,
-    Table,
-    planned,
-    register_experiment,
-)
+from fmicl.reproduce import paper
+from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
+from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.training.tasks.image_evaluation import untrained_distances
 
 __all__ = ["Uniformity"]
 
-COLUMNS = {**DIVERGENCES, "reverse KL": {"divergence": "reverse_kl"}, "Neyman": {"divergence": "neyman"}}
+COLUMNS = {**paper.DIVERGENCES, "reverse KL": {"divergence": "reverse_kl"}, "Neyman": {"divergence": "neyman"}}
 GEOMETRY = ("alignment", "uniformity", "effective_rank")
 RANDOM = "random initialisation"
 
@@ -36,23 +22,19 @@ class Uniformity(Experiment):
 
     paper = "Figure 4, left and middle"
 
-    def plan(self, scale: Scale) -> list[Planned]:
+    def plan(self, scale: Scale) -> Plan:
         """200 epochs each."""
-        (epochs, *_) = scale.lengths(200)
-        return [
-            run
-            for name, options in COLUMNS.items()
-            for run in planned((name,), scale.images("cifar10", epochs, **options))
-        ]
+        epochs = scale.length(200)
+        return [run for name, options in COLUMNS.items() for run in scale.images((name,), "cifar10", epochs, **options)]
 
-    def present(self, outcomes: Outcomes, scale: Scale, folder: Path | None = None) -> Result:  # noqa: ARG002
+    def present(self, outcomes: Outcomes, scale: Scale) -> Result:  # noqa: ARG002
         """Quantiles of the distances of the first seed, and where the embeddings ended.
 
         Distances at random initialisation need the data, so they are drawn only where a run folder is at hand.
         """
         negative: list[Line] = []
         positive: list[Line] = []
-        rows: list[tuple[Entry, ...]] = []
+        rows: list[Row] = []
         for name in COLUMNS:
             key = (name,)
             rows.append((name, *(outcomes.measured(key, score) for score in GEOMETRY)))

@@ -162,7 +162,7 @@ def is_run_or_sweep(path: Path) -> bool:
 
 
 def exclude_runs(path: Path) -> str | None:
-    """For the search of image files: the figures of runs and sweeps, which may lie below a data folder, are no data."""
+    """Filter for image search: leave out run and sweep folders below a data folder, whose figures are no data."""
     return "fmicl run" if is_run_or_sweep(path) else None
 
 

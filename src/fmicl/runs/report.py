@@ -32,6 +32,8 @@ NAMES = {
     "linear": "Linear probe",
     "linear_views": "Linear probe, on views too",
     "lr": "Learning rate",
+    "rankme": "RankMe",
+    "lidar": "LiDAR",
     "stsb_dev": "STS-B dev",
     "raw_pixels": "Raw pixels",
     "untrained": "Untrained encoder",
@@ -43,6 +45,8 @@ EXPLANATIONS = {
     "alignment": "mean squared distance of positive pairs, 0 to 4",
     "uniformity": "log mean Gaussian potential; lower is more uniform",
     "effective_rank": "number of dimensions in use; near 1: collapsed",
+    "rankme": "effective rank without scaling to unit length",
+    "lidar": "rank of what tells samples apart from their views",
 }
 METRIC_ROWS = 25
 """Maximum number of rows in the metrics table."""
@@ -140,7 +144,7 @@ def _image_results(results: Mapping[str, Any]) -> dict[str, Any]:
     if geometry:
         held_out = results.get("split") is not None
         samples = "held-out samples" if held_out else "training samples, as none are held out"
-        sentences.append(f"Alignment, uniformity and effective rank are of two views of {samples}, after training")
+        sentences.append(f"Alignment, uniformity and ranks are of views of {samples}, after training")
     baselines = [key for key in ("start", "untrained", "raw_pixels", "chance") if isinstance(results.get(key), dict)]
     cards = [{"name": NAMES[key], "value": _percent(results[key]), "explanation": ""} for key in accuracies]
     cards += [

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from fmicl.sweep.summary import scores, summary_table
 from fmicl.training.signals import replaceable_handlers
 from fmicl.utils.formatting import format_duration
 
-__all__ = ["Sweep", "run_sweep"]
+__all__ = ["Sweep", "prepare_launcher", "run_sweep"]
 
 GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
@@ -73,12 +73,13 @@ class Sweep:
         self.record.write()
         self._saved = time.monotonic()
 
-    def train(self, launcher: Launcher, *, live: bool | None = None) -> int:
+    def train(self, launcher: Launcher, *, live: bool | None = None, summary: bool = True) -> int:
         """Train the runs that have not finished.
 
         Args:
             launcher: where runs are trained.
             live: whether to draw a table; None: if the output is a terminal.
+            summary: whether to print a table of the results at the end.
 
         Returns:
             The exit code: 0, 1 if a run failed, or 130, 143 or 129 if Ctrl-C, SIGTERM or SIGHUP stopped the sweep.
@@ -99,7 +100,7 @@ class Sweep:
                 self._stop(launcher, display)
             self.save()
             display.update(self.runs, launcher.capacity)
-        return self._report(launcher, display)
+        return self._report(launcher, display, summary=summary)
 
     def _attach(self, launcher: Launcher, display: Display) -> None:
         """Find the jobs that an earlier call has started and that are still queued or running."""
@@ -198,22 +199,23 @@ class Sweep:
             display.update(self.runs)
             time.sleep(POLL_INTERVAL / 4)
 
-    def _report(self, launcher: Launcher, display: Display) -> int:
+    def _report(self, launcher: Launcher, display: Display, *, summary: bool) -> int:
         """Print the summary, the errors and how to continue; returns the exit code."""
-        summary = self.record.summary()
-        if any(row["scores"] for row in summary):  # text runs may have none
-            display.console.print(summary_table(summary))
+        rows = self.record.summary() if summary else []
+        if any(row["scores"] for row in rows):  # text runs may have none
+            display.console.print(summary_table(rows))
         failed = [run for run in self.runs if run.state == "failed"]
         for run in failed:
             display.print(f"failed: {run.name}: {run.error}\n  log: {run.log}", always=True)
-        display.print(f"all settings and results: {self.record.file}", always=True)
+        if summary:
+            display.print(f"all settings and results: {self.record.file}", always=True)
         if self.signals:
             hint = "the same command continues the runs"
             if jobs := [run.job for run in self.runs if launcher.detached and run.state == "running" and run.job]:
                 hint = f"its jobs continue; the same command watches them, `scancel {' '.join(jobs)}` cancels them"
             print(f"fmicl: stopped; {hint} (--out {self.folder})", file=sys.stderr)
             return 128 + max(self.signals)  # SIGTERM takes precedence over SIGINT, and SIGINT over SIGHUP
-        if failed:
+        if failed and summary:
             print(
                 f"fmicl: {len(failed)} of {len(self.runs)} runs failed; the same command tries them again "
                 f"(--out {self.folder})",
@@ -245,14 +247,26 @@ def run_sweep(
     Raises:
         ValueError, OSError: wrong settings, launcher or folder; nothing was started.
     """
+    make_launcher = prepare_launcher(cells, parallel=parallel, launcher=launcher, slurm=slurm)
+    folder = find_folder(cells, out)
+    with lock_folder(folder) as lock:
+        return Sweep(cells, folder).train(make_launcher(lock))
+
+
+def prepare_launcher(
+    cells: Sequence[Cell], *, parallel: int | None, launcher: str, slurm: Sequence[str]
+) -> Callable[[int | None], Launcher]:
+    """Check cells and devices; returns what makes the launcher, from the descriptor of the folder's lock.
+
+    Raises:
+        ValueError, OSError: wrong settings or launcher.
+    """
     local, options = launcher == "local", slurm_options(slurm)
     check_cells(cells, local=local)
     device, devices = cells[0].settings.device, cells[0].settings.devices
     slots = local_slots(parallel or 1, device=device, devices=devices) if local else []
     slurm_launcher = None if local else SlurmLauncher(options, devices=devices, device=device, limit=parallel)
-    folder = find_folder(cells, out)
-    with lock_folder(folder) as lock:
-        return Sweep(cells, folder).train(slurm_launcher or LocalLauncher(slots, inherited=lock))
+    return lambda lock: slurm_launcher or LocalLauncher(slots, inherited=lock)
 
 
 def _time() -> str:

@@ -10,9 +10,10 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
-__all__ = ["push"]
+__all__ = ["balanced_alpha", "push"]
 
 
+@torch.no_grad()
 def push(divergence: DivergenceName | Divergence, alpha: float = 40.0, gamma: float = 1.0, mu: float = 1.0) -> float:
     r"""Push of orthogonal negatives, relative to the pull of a positive pair that coincides.
 
@@ -52,3 +53,25 @@ def push(divergence: DivergenceName | Divergence, alpha: float = 40.0, gamma: fl
         torch.tensor([math.log(mu) - 2 * gamma, math.log(mu)], dtype=torch.float64)
     )
     return float(alpha * mu * (orthogonal / equal))
+
+
+def balanced_alpha(divergence: DivergenceName | Divergence, gamma: float = 1.0, mu: float = 1.0) -> float:
+    """The alpha at which orthogonal negatives push as hard as a positive pair that coincides pulls: 1 / push(alpha=1).
+
+    For KL it is e^(2 gamma) / mu, for Pearson e^(4 gamma) / mu, for Tsallis e^(2 a gamma) / mu, for squared Hellinger
+    e^gamma / mu, for JS (1 + e^(2 gamma) / mu) / (1 + mu). A loss with `alpha="auto"` takes the alpha at which the
+    pairs of its batch balance, which is this one if they are orthogonal and coincide.
+
+    Args:
+        divergence: a name or a `Divergence`.
+        gamma: inverse width of the Gaussian kernel.
+        mu: scale of the density ratio.
+
+    Raises:
+        ValueError: an argument is out of range, or f is piecewise linear.
+
+    Example:
+        >>> [round(balanced_alpha(name), 2) for name in ("kl", "js", "pearson", "squared_hellinger", "tsallis")]
+        [7.39, 4.19, 54.6, 2.72, 403.43]
+    """
+    return 1 / push(divergence, 1.0, gamma, mu)

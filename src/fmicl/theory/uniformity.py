@@ -37,6 +37,7 @@ class Uniformity:
     at: float
 
 
+@torch.no_grad()
 def uniformity(divergence: DivergenceName | Divergence, gamma: float = 1.0, mu: float = 1.0) -> Uniformity:
     r"""Certify the paper's condition for uniformity, h convex on [0, 4], by its curvature.
 

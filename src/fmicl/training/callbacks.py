@@ -197,7 +197,7 @@ class MetricsLogger(Callback):
         if self.run is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = pl_module.step + 1 if pl_module.batches else None  # the first step to be hidden
+            purge = pl_module.step + 1 if pl_module.batches else None  # points from this step on are discarded
             self._writer = SummaryWriter(str(self.run.tensorboard), purge_step=purge)
             self._write_rows()
 
@@ -209,7 +209,7 @@ class MetricsLogger(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Add the loss; write a row if it is complete."""
+        """Add the loss; write a row of metrics when its batches are complete."""
         assert isinstance(pl_module, TrainingModule)
         # Lightning hands out the loss divided by the number of accumulated batches.
         loss = outputs["loss"].detach() * pl_module.optimisation.accumulate

@@ -157,7 +157,7 @@ class Checkpointer(Callback):
         if self.run is not None and (done or due or self.stopped or age > 60 * self.minutes):
             self.write(trainer, pl_module)
         if self.stopped:
-            trainer.strategy.barrier()  # a process that leaves may take others with it: not before the file is written
+            trainer.strategy.barrier()  # launchers kill all processes when one exits: the file must be complete before
             trainer.should_stop = True
 
     def write(self, trainer: Trainer, module: TrainingModule) -> None:

@@ -28,7 +28,7 @@ GRADIENTS = 1.1
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a step of one process needs beyond the network: a constant, and so many per sample."""
+    """Bytes that a step of one process needs beyond the network: a constant part and a part per sample."""
 
     constant: float
     sample: float
@@ -51,7 +51,7 @@ class MemoryNeed:
 
 @dataclass(frozen=True)
 class BatchDescription:
-    """A batch, as far as messages about memory go: its samples, views and local crops, and what would need less."""
+    """What messages about memory say of a batch: samples, views, local crops, and advice on what needs less."""
 
     batch_size: int
     views: int

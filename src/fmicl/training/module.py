@@ -72,7 +72,7 @@ class TrainingModule(LightningModule):
 
         # not torch's own, which drops the activation of timm's normalisations
         convert_sync_batchnorm(self.method)  # type: ignore[no-untyped-call]
-        self.method.train(self.method.training)  # the new layers don't know which of them are frozen
+        self.method.train(self.method.training)  # the new layers are all in training mode, frozen ones included
 
     def accelerate(self, device: torch.device, *, one_process: bool = True) -> None:
         """Compile the networks in place, so that names in checkpoints stay the same.
@@ -118,7 +118,7 @@ class TrainingModule(LightningModule):
         optimizer = self.optimizers()
         assert isinstance(optimizer, torch.optim.Optimizer)
         for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = self.learning_rate * group.get("factor", 1.0)
 
     def on_after_backward(self) -> None:
         """Let the method see the second embeddings: MoCo enqueues them."""
@@ -126,12 +126,13 @@ class TrainingModule(LightningModule):
         self.method.after_backward(self._second)
 
     def _loss(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The parts of the comparison that there are: from the captured graph if there is one."""
+        """The tensors of the comparison that aren't None: from the captured graph if there is one."""
         if not (self.capture and self.training):
             return self._eager_loss(*inputs)
         if self._captured is None:
             try:
-                parts: list[nn.Module] = [*self.method.networks(), self.method.objective]  # it may have parameters
+                # the objective too, for its learned parameters
+                parts: list[nn.Module] = [*self.method.networks(), self.method.objective]
                 self._captured = capture_graph(self._eager_loss, parts, *inputs)
             except RuntimeError as error:  # a network that reads values on the host can't be captured
                 self.capture = False

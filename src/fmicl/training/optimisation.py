@@ -27,6 +27,8 @@ class Optimisation:
     accumulate: int = 1
     seed: int = 0
     schedule: Literal["cosine", "linear"] = "cosine"
+    scalar_factor: float = 1.0
+    """Factor of the learning rate of an objective's learned scalars, see `parameter_groups`."""
 
     @classmethod
     def of(cls, options: OptimisationOptions, batches_per_epoch: int) -> Optimisation:
@@ -43,6 +45,7 @@ class Optimisation:
             accumulate=options.accumulate,
             seed=options.seed,
             schedule=options.schedule,
+            scalar_factor=1.0 if options.optimizer == "adamw" else 1 / options.batch_size,
         )
 
     @property
@@ -84,8 +87,12 @@ def warmup_linear(step: int, warmup: int, total: int) -> float:
     return 1 - min(1.0, (step - warmup) / max(1, total - warmup))
 
 
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Two groups: weights with weight decay, and biases and normalisation parameters (one dimension) without.
+def parameter_groups(module: nn.Module, weight_decay: float, scalar_factor: float = 1.0) -> list[dict[str, Any]]:
+    """Weights with weight decay, biases and normalisation parameters (one dimension) without, and scalars.
+
+    Learned scalars are those of the objective, such as SigLIP's scale and bias. Each pair of the batch adds to their
+    gradient, which is up to N times as large as that of an embedding's direction. With SGD their learning rate is
+    therefore divided by N (the group's "factor"); Adam normalises gradients by itself.
 
     Example:
         >>> groups = parameter_groups(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), 0.1)
@@ -95,7 +102,8 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
+        {"params": [p for p in trained if p.ndim == 0], "weight_decay": 0.0, "factor": scalar_factor},
     ]
     return [group for group in groups if group["params"]]
 
@@ -175,7 +183,7 @@ class LARS(torch.optim.Optimizer):
 
 def build_optimizer(module: nn.Module, optimisation: Optimisation) -> torch.optim.Optimizer:
     """SGD with momentum 0.9, AdamW, or LARS; on a GPU the first two are fused, one kernel for all weights."""
-    groups = parameter_groups(module, optimisation.weight_decay)
+    groups = parameter_groups(module, optimisation.weight_decay, optimisation.scalar_factor)
     if optimisation.optimizer == "lars":
         scaled = [{**group, "scale": group["params"][0].ndim > 1} for group in groups]
         return LARS(scaled, optimisation.learning_rate)

@@ -73,11 +73,11 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
         device, processes = pick_device(settings.device), find_processes(settings.devices)
         main = processes.rank == 0
         if main and not resume:
-            check_new_run(out)  # now, and not when the data has been read
+            check_new_run(out)  # before the data is read, which may take minutes
         kind = task_class(settings.task.name)
         old = find_run(settings.recipe, out) if resume else None
         before = None if old is None or not old.settings.exists() else read_settings(old, settings.task.name)
-        if before is not None and settings.unresolved:  # as the run was started, whatever would be chosen now
+        if before is not None and settings.unresolved:  # keep what was chosen when the run started
             settings = kind.resolve_as(settings, before)
         settings = kind.resolve(settings, device, say if main else lambda _: None)
         check_batch(settings, processes.world_size)
@@ -94,7 +94,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
             return old if main else None
         module = TrainingModule(task.build_method(), Optimisation.of(settings[OptimisationOptions], len(task.stream)))
         precision = resolve_precision(settings, device)
-        if device.type == "cpu" and not compiled:  # GPUs raise an error, and a compiled network keeps what it likes
+        if device.type == "cpu" and not compiled:  # a GPU raises an error; a compiled network saves other tensors
             check_memory(
                 task.batch_description(), module.method, task.example_views, processes,
                 optimizer=settings.optimizer, bf16=precision == "bf16-mixed",
@@ -117,7 +117,7 @@ def train(settings: Settings, *, out: Path | None = None, resume: bool = False) 
 
 
 def start_line(run: Run, old: Run | None, resume: bool) -> str:
-    """Whether a run continues or starts, and why it starts although it was to continue."""
+    """The first line of output: whether the run continues or starts, and why it starts in spite of --resume."""
     if run.checkpoint.exists():
         return f"continuing in {run.path}"
     if not resume:
@@ -180,7 +180,7 @@ def open_folder(
 
 @contextlib.contextmanager
 def _quiet_threads(folder: Path) -> Iterator[None]:
-    """No traceback of threads that fail for want of disk space: TensorBoard's fails here again, in the main thread."""
+    """Suppress tracebacks of threads that fail because the disk is full: TensorBoard raises in the main thread too."""
     before = threading.excepthook
 
     def hook(arguments: threading.ExceptHookArgs) -> None:
@@ -210,7 +210,7 @@ def check_extension(run: Run, before: Settings, task: Task) -> None:
 
 
 def extend_run(run: Run, settings: Settings, before: Settings, task: Task) -> None:
-    """Make a run, finished or not, one of more epochs; results and page that it has are kept under other names."""
+    """Extend a run, finished or not, to more epochs; its results and page so far are kept under other names."""
     kept = keep_results(run, before.epochs)
     extend_settings(run, settings, str(task.context.device))
     names = f" {' and '.join(path.name for path in kept)} are kept; its encoder is replaced at the end." if kept else ""
@@ -273,7 +273,7 @@ def fit(
             module.to(memory_format=torch.channels_last)
         torch.set_float32_matmul_precision("high")
     several = processes.world_size > 1
-    if several and device.type == "cuda" and task.synchronise_batchnorm:  # torch has it for GPUs alone
+    if several and device.type == "cuda" and task.synchronise_batchnorm:  # torch implements it for GPUs only
         module.synchronise_batchnorm()
     if task.context.compiled:
         module.accelerate(device, one_process=not several)

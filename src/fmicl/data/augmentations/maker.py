@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fmicl.data.augmentations.cpu import colour_in_groups, crop_resize_each, runs_here
 from fmicl.data.augmentations.operations import (
     CropBoxes,
     colour_jitter,
@@ -177,25 +178,22 @@ class ViewMaker:
         )
 
     def crop(self, images: Tensor, parameters: ViewParameters) -> Tensor:
-        """Crop, resize and flip: (N, C, H, W) of any dtype to (N, C, size, size) float32 in [0, 255]."""
+        """Crop, resize and flip: (N, C, H, W) to (N, C, size, size) in [0, 255].
+
+        The result is float32; on a CPU, that of uint8 images is rounded to uint8, as torchvision's is.
+        """
+        if images.dtype == torch.uint8 and runs_here(images):
+            return crop_resize_each(images, parameters.boxes, parameters.flip, self.views.size)
         with torch.autocast(images.device.type, enabled=False):  # bfloat16 would be a grey level off
             return crop_resize(images, parameters.boxes, parameters.flip, self.views.size)
 
     def colour(self, images: Tensor, parameters: ViewParameters) -> Tensor:
         """Everything after the crop: (N, C, size, size) in [0, 255] to normalised float32."""
-        v = self.views
-        images = images.float()
+        if runs_here(images):
+            with torch.autocast("cpu", enabled=False):
+                return colour_in_groups(images, parameters, self.views)
         with torch.autocast(images.device.type, enabled=False):
-            if v.jitter > 0 and max(v.brightness, v.contrast, v.saturation, v.hue) > 0:
-                images = colour_jitter(images, parameters.factors, parameters.order, hue=v.hue > 0)
-            if v.grey > 0 and images.shape[1] > 1:
-                images = torch.where(parameters.grey.view(-1, 1, 1, 1), to_grey(images), images)
-            if v.blur > 0:
-                blurred = gaussian_blur(images, parameters.sigma, v.kernel_size)
-                images = torch.where(parameters.blur.view(-1, 1, 1, 1), blurred, images)
-            if v.solarise > 0:
-                images = torch.where(parameters.solarise.view(-1, 1, 1, 1), solarise(images), images)
-            return normalise(images, v.mean, v.std)
+            return _colour_at_once(images.float(), parameters, self.views)
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:
         """Views with given parameters: (N, C, H, W) uint8 to (N, channels, size, size) float32, normalised."""
@@ -209,3 +207,17 @@ class ViewMaker:
 
 def _between(uniforms: Tensor, low: float, high: float) -> Tensor:
     return low + (high - low) * uniforms
+
+
+def _colour_at_once(images: Tensor, parameters: ViewParameters, v: Views) -> Tensor:
+    """Colours of a whole batch, each operation on all samples: what a GPU does."""
+    if v.jitter > 0 and max(v.brightness, v.contrast, v.saturation, v.hue) > 0:
+        images = colour_jitter(images, parameters.factors, parameters.order, hue=v.hue > 0)
+    if v.grey > 0 and images.shape[1] > 1:
+        images = torch.where(parameters.grey.view(-1, 1, 1, 1), to_grey(images), images)
+    if v.blur > 0:
+        blurred = gaussian_blur(images, parameters.sigma, v.kernel_size)
+        images = torch.where(parameters.blur.view(-1, 1, 1, 1), blurred, images)
+    if v.solarise > 0:
+        images = torch.where(parameters.solarise.view(-1, 1, 1, 1), solarise(images), images)
+    return normalise(images, v.mean, v.std)

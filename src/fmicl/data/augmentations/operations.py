@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "LUMA",
     "CropBoxes",
+    "check_kernel",
     "colour_jitter",
     "crop_resize",
     "gaussian_blur",
@@ -21,7 +23,8 @@ __all__ = [
     "to_grey",
 ]
 
-_LUMA = (0.2989, 0.587, 0.114)  # torchvision's weights of red, green and blue
+LUMA = (0.2989, 0.587, 0.114)
+"""torchvision's weights of red, green and blue."""
 _CONTRAST, _SATURATION, _HUE = 1, 2, 3  # columns of the factors; brightness is 0
 
 
@@ -147,7 +150,7 @@ def to_grey(images: Tensor) -> Tensor:
     if images.shape[1] == 1:
         return images
     red, green, blue = images.unbind(dim=1)
-    return (_LUMA[0] * red + _LUMA[1] * green + _LUMA[2] * blue).unsqueeze(1)
+    return (LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue).unsqueeze(1)
 
 
 def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
@@ -167,13 +170,22 @@ def gaussian_blur(images: Tensor, sigma: Tensor, kernel_size: int) -> Tensor:
         >>> gaussian_blur(dot, torch.tensor([0.5]), 3)[0, 0, 2].round().tolist()
         [0.0, 21.0, 158.0, 21.0, 0.0]
     """
-    radius, sides = kernel_size // 2, images.shape[2:]
-    if kernel_size % 2 == 0 or radius >= min(sides):
+    height, width = images.shape[2:]
+    check_kernel(kernel_size, height, width)
+    return _separable(images, *(_blur_weights(sigma, kernel_size // 2, side) for side in (height, width)))
+
+
+def check_kernel(kernel_size: int, height: int, width: int) -> None:
+    """Check that a blur's kernel has a centre, and images of this size a border to reflect.
+
+    Raises:
+        ValueError: the kernel size is even, or too large.
+    """
+    if kernel_size % 2 == 0 or kernel_size // 2 >= min(height, width):
         raise ValueError(
-            f"kernel_size must be odd and at most {2 * min(sides) - 1} for images of {sides[0]} x {sides[1]} "
+            f"kernel_size must be odd and at most {2 * min(height, width) - 1} for images of {height} x {width} "
             f"pixels; got {kernel_size}"
         )
-    return _separable(images, *(_blur_weights(sigma, radius, side) for side in sides))
 
 
 def solarise(images: Tensor) -> Tensor:

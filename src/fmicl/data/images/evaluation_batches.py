@@ -17,7 +17,7 @@ from fmicl.data.images.decoding import (
     to_tensor,
     why_undecodable,
 )
-from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped
+from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped
 
 __all__ = ["display_images", "evaluation_batches"]
 
@@ -107,7 +107,9 @@ def _centre_crops(
         return
     for start in starts:
         part = index[start : start + batch_size]
-        if isinstance(part, range):
+        if isinstance(samples, MappedSamples):
+            images = samples.read(part).to(device)
+        elif isinstance(part, range):
             images = samples.images[part.start : part.stop].to(device)
         else:
             images = samples.images[torch.tensor(part, device=samples.images.device)].to(device)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fmicl.data.images.samples import ArraySamples, Samples
+from fmicl.data.images.samples import FileSamples, MappedSamples, Samples
 from fmicl.data.images.splits import Splits
 
 __all__ = ["describe_change", "fingerprint"]
@@ -42,17 +43,18 @@ def _digest(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict
         for name in names:
             size = os.stat(root / name).st_size
             digest.update(os.fsencode(name) + b"\0" + str(size).encode() + b"\n")
-    elif isinstance(samples, ArraySamples):
-        images = samples.images.cpu().numpy()
-        digest.update(repr(images.shape).encode())
-        if samples.labels is not None:
-            digest.update(samples.labels.cpu().numpy().tobytes())
-        step = -(-images.nbytes // _HASHED_BYTES)
-        for image in images[:: max(1, step)]:
-            digest.update(np.ascontiguousarray(image).data)
-    else:
+    elif isinstance(samples, FileSamples):
         for path in samples.paths:
             digest.update(os.fsencode(path) + b"\0" + str(path.stat().st_size).encode() + b"\n")
+    else:
+        shape = (len(samples), *samples.images.shape[1:])
+        digest.update(repr(shape).encode())
+        if samples.labels is not None:
+            digest.update(samples.labels.cpu().numpy().tobytes())
+        spaced = range(0, len(samples), max(1, -(-math.prod(shape) // _HASHED_BYTES)))
+        for i in spaced:
+            image = samples.read([i])[0] if isinstance(samples, MappedSamples) else samples.images[i]
+            digest.update(np.ascontiguousarray(image.cpu().numpy()).data)
     return {"samples": len(samples), "digest": digest.hexdigest()}
 
 

@@ -1,25 +1,29 @@
 """From a listing of image files to splits: checks, resizing into memory, labels.
 
-Every image is checked before training starts: decoded, or, in folders of more than 10,000 that don't fit into memory,
-only its header and its end (damage in between is then found in training, see :class:`fmicl.data.ViewStream`). Images
-that can't be read are skipped with a warning; it is an error if there are no others. They influence neither which of
-the others are held out nor the shape at which these are kept.
+Every image is checked before training starts: decoded, or, in folders of more than 10,000 that fit neither into memory
+nor into the cache, only its header and its end (damage in between is then found in training, see
+:class:`fmicl.data.ViewStream`). Images that can't be read are skipped with a warning; it is an error if there are no
+others. They influence neither which of the others are held out nor the shape at which these are kept.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import ImageOps
 from torch import Tensor
 
-from fmicl.data.images.decoding import check_images, map_in_threads, resize_centre, stored_side, to_tensor, try_decode
+from fmicl.data.images.cache import ImageCache, MemoryStore, not_cached, open_cache
+from fmicl.data.images.decoding import check_images, map_in_processes, resize_centre, stored_side, try_decode
 from fmicl.data.images.registry import Exclude, LoadRequest
-from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped, summarise_skipped
+from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped, summarise_skipped
 from fmicl.data.images.search import image_paths, report_skipped
 from fmicl.data.images.splits import Splits, too_few_to_evaluate
 
@@ -88,7 +92,7 @@ def class_folders(train: Path, test: Path, exclude: Exclude | None) -> Listing:
 
 
 def load_listing(listing: Listing, request: LoadRequest) -> Splits:
-    """Check every image, load them into memory if they fit, and make the splits.
+    """Check every image, load them into memory or the cache if they fit, and make the splits.
 
     Raises:
         FileNotFoundError: no image can be read.
@@ -97,37 +101,74 @@ def load_listing(listing: Listing, request: LoadRequest) -> Splits:
     paths = listing.paths + listing.test_paths
     labels = torch.tensor(listing.labels + listing.test_labels, dtype=torch.int64)
     is_test = torch.arange(len(paths)) >= len(listing.paths)
-    _logger.info("checking %s images in %s", f"{len(paths):,}", listing.root)
-    shapes, skipped = check_images(paths)
-    samples, failed = _load(shapes, request)
-    skipped += failed
+    with open_cache(listing.root, paths, [stored_side(request.size)], request.cache_limit, request.cache) as cache:
+        found = None if cache is None else cache.read(paths)
+        if found is None:
+            samples, skipped = _check_and_load(paths, listing, request, cache)
+        else:
+            samples, skipped = _in_memory(found[0], request), found[1]
     report_skipped(listing.root, skipped, len(paths), listing.left_out)
     bad = {x.path for x in skipped}
     good = [i for i, path in enumerate(paths) if path not in bad]
-    names = [paths[i].relative_to(listing.root).as_posix() for i in good]
+    start = len(listing.root.as_posix().rstrip("/")) + 1
+    names = [paths[i].as_posix()[start:] for i in good]
     return _split(samples, names, labels[good], is_test[good], listing, tuple(skipped))
 
 
-def _load(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[Samples, list[Skipped]]:
-    """The images in memory if they fit, else as files; and those that only decoding finds damaged."""
-    plan = height, width, fits = _plan(shapes, request)
+def _check_and_load(
+    paths: list[Path], listing: Listing, request: LoadRequest, cache: ImageCache | None
+) -> tuple[Samples, list[Skipped]]:
+    """Check every image, and decode them into memory or the cache if they fit."""
+    _logger.info("checking %s images in %s", f"{len(paths):,}", listing.root)
+    shapes, skipped = check_images(paths)
+    samples, failed = _load(shapes, request, cache)
+    skipped += failed
+    if cache is not None and not isinstance(samples, FileSamples):
+        index = {path: i for i, path in enumerate(paths)}
+        cache.commit(samples.images.shape, [(index[x.path], x.reason) for x in skipped])
+        written = cache.read(paths)
+        if written is not None:  # a mapping through which the file can't be changed
+            samples = _in_memory(written[0], request)
+    return samples, skipped
+
+
+def _in_memory(images: Tensor, request: LoadRequest) -> ArraySamples | MappedSamples:
+    if images.nbytes <= request.memory_limit:
+        return ArraySamples(images)
+    return MappedSamples(images, torch.arange(len(images)))
+
+
+def _load(
+    shapes: dict[Path, tuple[int, int]], request: LoadRequest, cache: ImageCache | None
+) -> tuple[Samples, list[Skipped]]:
+    """The images in memory or the cache if they fit, else as files; and those that only decoding finds damaged."""
+    plan = height, width, fits = _plan(shapes, request, cache)
     images: Tensor | None = None
     failed: list[Skipped] = []
     if fits:
-        images, failed = _decode_all(list(shapes), height, width, request.size)
+        room = cache is not None and shapes and cache.has_room(3 * len(shapes) * height * width)
+        store = cache if cache is not None and room else MemoryStore()
+        try:
+            pixels = store.allocate((len(shapes), 3, height, width))
+        except OSError as error:
+            not_cached(error)
+            return _load(shapes, request, None)
+        images, failed = _decode_all(list(shapes), pixels, store, request.size)
     elif len(shapes) <= DECODED_LIMIT:
-        failed = [x for x in map_in_threads(_damage, list(shapes)) if x is not None]
+        failed = [x for x in map_in_processes(_damage, list(shapes)) if x is not None]
     bad = {x.path for x in failed}
     readable = {path: shape for path, shape in shapes.items() if path not in bad}
-    if _plan(readable, request) != plan:  # the damaged images influenced it
+    if _plan(readable, request, cache) != plan:  # the damaged images influenced it
         images = None  # free the memory before the others are read again
-        samples, more = _load(readable, request)
+        if cache is not None:
+            cache.discard()
+        samples, more = _load(readable, request, cache)
         return samples, failed + more
-    return FileSamples(tuple(readable)) if images is None else ArraySamples(images), failed
+    return FileSamples(tuple(readable)) if images is None else _in_memory(images, request), failed
 
 
-def _plan(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[int, int, bool]:
-    """Height and width at which the images would be kept in memory, and whether they fit.
+def _plan(shapes: dict[Path, tuple[int, int]], request: LoadRequest, cache: ImageCache | None) -> tuple[int, int, bool]:
+    """Height and width at which the images would be kept, and whether they fit into memory or the cache.
 
     Small images of one shape are kept pixel for pixel; others become squares.
     """
@@ -135,7 +176,8 @@ def _plan(shapes: dict[Path, tuple[int, int]], request: LoadRequest) -> tuple[in
     first = next(iter(shapes.values()), (side, side))
     same = max(first) <= side and all(shape == first for shape in shapes.values())
     height, width = first if same else (side, side)
-    return height, width, len(shapes) * 3 * height * width <= request.memory_limit
+    size = len(shapes) * 3 * height * width
+    return height, width, size <= request.memory_limit or (cache is not None and cache.has_room(size))
 
 
 def _damage(path: Path) -> Skipped | None:
@@ -143,9 +185,14 @@ def _damage(path: Path) -> Skipped | None:
     return found if isinstance(found, Skipped) else None
 
 
-def _decode_all(paths: Sequence[Path], height: int, width: int, size: int) -> tuple[Tensor, list[Skipped]]:
-    def one(path: Path) -> Tensor | Skipped:
-        image = try_decode(path)
+def _decode_all(
+    paths: Sequence[Path], pixels: NDArray[np.uint8], store: MemoryStore, size: int
+) -> tuple[Tensor, list[Skipped]]:
+    """Decode into an array of the store; images that can't be decoded leave no gap."""
+    height, width = pixels.shape[2:]
+
+    def one(row: int) -> Skipped | None:
+        image = try_decode(paths[row])
         if isinstance(image, Skipped):
             return image
         if image.size != (width, height):
@@ -153,18 +200,19 @@ def _decode_all(paths: Sequence[Path], height: int, width: int, size: int) -> tu
                 image = resize_centre(image, height, size, keep_margin=True)
             else:  # the header was wrong about the shape
                 image = ImageOps.fit(image, (width, height))
-        return to_tensor(image)
+        pixels[row] = np.asarray(image, dtype=np.uint8).transpose(2, 0, 1)
+        return None
 
-    images = torch.empty(len(paths), 3, height, width, dtype=torch.uint8)
     failed: list[Skipped] = []
     count = 0
-    for result in map_in_threads(one, paths):
-        if isinstance(result, Skipped):
+    for row, result in enumerate(map_in_processes(one, range(len(paths)))):
+        if result is not None:
             failed.append(result)
         else:
-            images[count] = result
+            if count < row:
+                pixels[count] = pixels[row]
             count += 1
-    return images[:count], failed
+    return store.finish(pixels, count), failed
 
 
 def _split(
@@ -201,6 +249,4 @@ def _split(
 
 
 def _labelled(samples: Samples, labels: Tensor) -> Samples:
-    if isinstance(samples, ArraySamples):
-        return ArraySamples(samples.images, labels)
-    return FileSamples(samples.paths, labels)
+    return dataclasses.replace(samples, labels=labels)

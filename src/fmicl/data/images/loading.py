@@ -61,6 +61,8 @@ def load_images(
     validation: float = 0.0,
     seed: int = 0,
     memory_limit: int = 4 * 2**30,
+    cache_limit: int = 0,
+    cache: Path | None = None,
     checksum: bool = True,
     exclude: Exclude | None = None,
     options: Any = None,
@@ -68,8 +70,9 @@ def load_images(
     """Load a dataset, after checking that it is complete.
 
     CIFAR-10, STL-10 and the digits are loaded as arrays. So are folders that fit into ``memory_limit`` once the shorter
-    side of each image is resized to about ``size * 256 / 224`` and the centre square cropped; larger folders stay
-    files, which are decoded on demand. (Images that all have one shape, neither side larger than that, are kept pixel
+    side of each image is resized to about ``size * 256 / 224`` and the centre square cropped. Larger folders are mapped
+    into memory from the cache (:mod:`fmicl.data.images.cache`) up to ``cache_limit``, and stay files beyond that, which
+    are decoded on demand. (Images that all have one shape, neither side larger than that, are kept pixel
     for pixel.) Images of a folder that can't be read are skipped, with a warning; ``skipped`` of the result has them.
 
     Args:
@@ -81,6 +84,9 @@ def load_images(
             the real test split is not touched: for tuning hyperparameters.
         seed: of the validation split. The test splits don't depend on it.
         memory_limit: bytes up to which a folder of images is kept in memory.
+        cache_limit: bytes up to which a folder of many images is decoded once, into a file that is mapped into memory;
+            0 for no such file.
+        cache: folder of these files, see :func:`fmicl.data.cache_root`.
         checksum: verify the official MD5 sums. Switch it off to load a part of CIFAR-10 or STL-10 in their own format.
         exclude: which subfolders of a folder of images hold no data.
         options: of the dataset itself; None is its defaults.
@@ -104,7 +110,10 @@ def load_images(
     root = require_data_dir(name, data_dir, exists=not download) if info.needs_folder else Path()
     if options is None and info.options is not None:
         options = info.options()
-    request = LoadRequest(root, size, memory_limit, download, checksum, exclude, options)
+    request = LoadRequest(
+        root, size, memory_limit, cache_limit, cache, download=download, checksum=checksum, exclude=exclude,
+        options=options,
+    )  # fmt: skip
     with contextlib.ExitStack() as stack:
         if download:  # one of several processes downloads, and the others wait
             with contextlib.suppress(OSError):  # a read-only folder: the data may be there

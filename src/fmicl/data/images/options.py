@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fmicl.data.cache import CacheOptions
 from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction
 
 __all__ = ["ImageDataOptions"]
 
 
 @dataclass(frozen=True)
-class ImageDataOptions:
+class ImageDataOptions(CacheOptions):
     """Which image dataset to load, and how.
 
     Raises:
@@ -28,8 +29,14 @@ class ImageDataOptions:
     )
     memory_gib: float = option(
         4.0,
-        "Keep a folder of images in memory if it takes at most this many GiB once resized; decode larger ones from "
-        "disk in every epoch.",
+        "Keep a folder of images in memory if it takes at most this many GiB once resized.",
+        role="machine",
+    )
+    cache_gib: float = option(
+        32.0,
+        "Decode and resize a folder of many images once, into a file of at most this many GiB in --cache-dir that "
+        "later runs share, and read a folder larger than --memory-gib from there (0: decode in every run, and the "
+        "larger folder in every epoch, with crops from the whole images).",
         role="machine",
     )
     validation: float = option(
@@ -54,7 +61,7 @@ class ImageDataOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require_at_least_zero(self, "memory_gib", "workers")
+        require_at_least_zero(self, "memory_gib", "cache_gib", "workers")
         if not 0 <= self.validation < 1:
             raise ValueError(f"validation must lie in [0, 1), but it is {self.validation}")
         require_fraction(self, "label_noise")

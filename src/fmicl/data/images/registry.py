@@ -32,6 +32,8 @@ class LoadRequest:
         root: folder of the dataset, or one above it. It exists unless ``download`` is set or no folder is needed.
         size: side of the views that the images will be used for, in pixels.
         memory_limit: bytes up to which a folder of image files is kept in memory.
+        cache_limit: bytes up to which such a folder is decoded into the cache on disk; 0 for no cache.
+        cache: folder of the cache; None is the user's.
         download: download the data if it is missing.
         checksum: verify that files are the official ones.
         exclude: which subfolders of a folder of image files hold no data.
@@ -41,6 +43,8 @@ class LoadRequest:
     root: Path
     size: int = 32
     memory_limit: int = 4 * 2**30
+    cache_limit: int = 0
+    cache: Path | None = None
     download: bool = False
     checksum: bool = True
     exclude: Exclude | None = None

@@ -1,4 +1,4 @@
-"""Sets of image samples: arrays in memory, or files that are decoded on demand."""
+"""Sets of image samples: arrays in memory or mapped from a file, or image files that are decoded on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["ArraySamples", "FileSamples", "Samples", "Skipped", "printable", "summarise_skipped"]
+__all__ = ["ArraySamples", "FileSamples", "MappedSamples", "Samples", "Skipped", "printable", "summarise_skipped"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +97,50 @@ class FileSamples:
         return FileSamples(tuple(self.paths[i] for i in index.tolist()), labels)
 
 
-Samples = ArraySamples | FileSamples
+@dataclass(frozen=True, eq=False)
+class MappedSamples:
+    """Images in a file that is mapped into memory, for data that would not fit: batches of them are read as needed.
+
+    Args:
+        images: (M, C, H, W) uint8 on the CPU.
+        rows: (N,) int64, the image of each sample.
+        labels: (N,) int64, or None without labels.
+
+    Raises:
+        ValueError: the number of labels is not that of the rows.
+
+    Example:
+        >>> images = torch.arange(5, dtype=torch.uint8).view(5, 1, 1, 1)
+        >>> MappedSamples(images, torch.arange(5)).select([3, 1]).read([1, 0])[:, 0, 0, 0].tolist()
+        [1, 3]
+    """
+
+    images: Tensor
+    rows: Tensor
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        _check_labels(self.labels, len(self.rows))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to(self, device: torch.device | str) -> MappedSamples:
+        """The samples with their labels on another device; the images stay on disk."""
+        return MappedSamples(self.images, self.rows, None if self.labels is None else self.labels.to(device))
+
+    def select(self, index: Sequence[int] | Tensor) -> MappedSamples:
+        """Some of the samples, in the given order."""
+        index = torch.as_tensor(index, dtype=torch.int64)
+        labels = None if self.labels is None else self.labels[index.to(self.labels.device)]
+        return MappedSamples(self.images, self.rows[index.cpu()], labels)
+
+    def read(self, index: Sequence[int] | Tensor) -> Tensor:
+        """(n, C, H, W) uint8 images of some samples, in the given order, on the CPU."""
+        return self.images.index_select(0, self.rows[torch.as_tensor(index, device="cpu", dtype=torch.int64)])
+
+
+Samples = ArraySamples | FileSamples | MappedSamples
 
 
 @dataclass(frozen=True)

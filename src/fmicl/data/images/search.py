@@ -93,7 +93,7 @@ def image_paths(folder: Path, left_out: list[Skipped], exclude: Exclude | None =
             excluded.setdefault(here.parent, {})[here] = kind
             continue
         folders[:] = [f for f in folders if not _hidden(f)]
-        images = [here / f for f in files if not _hidden(f) and Path(f).suffix.lower() in EXTENSIONS]
+        images = [here / f for f in files if not _hidden(f) and os.path.splitext(f)[1].lower() in EXTENSIONS]
         found += images
         if images:
             with_images |= {here, *here.parents}
@@ -103,7 +103,7 @@ def image_paths(folder: Path, left_out: list[Skipped], exclude: Exclude | None =
         without = f". These folders are left out: {summarise_skipped(gone)}" if gone else ""
         extensions = ", ".join(sorted(EXTENSIONS))
         raise FileNotFoundError(f"no images in {folder}: no file ends in {extensions}{without}")
-    return sorted(found)
+    return sorted(found, key=lambda path: path.parts)
 
 
 def report_skipped(root: Path, skipped: Sequence[Skipped], total: int, left_out: Sequence[Skipped]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 
 import torch
@@ -15,11 +17,12 @@ from fmicl.data.augmentations.fused import can_fuse_views, fused_views
 from fmicl.data.augmentations.maker import CROP_UNIFORMS, ViewMaker, crop_boxes
 from fmicl.data.augmentations.views import Views
 from fmicl.data.images.decoding import ImageFiles, load_batches, to_tensor, why_undecodable
-from fmicl.data.images.samples import ArraySamples, FileSamples, Samples, Skipped, summarise_skipped
+from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped, summarise_skipped
 from fmicl.data.stream import Batch, Stream, seeded_generator
 
 __all__ = ["ViewStream"]
 
+_READ_AHEAD = 4  # batches of mapped images that are read while others are trained on
 _REPLACEMENTS = 16  # files that are tried in place of a damaged one: if all fail, the disk is gone
 
 
@@ -29,10 +32,10 @@ class ViewStream(Stream):
     The random numbers of a view are a function of (seed, epoch, batch, rank) and, for the crop of a file in a worker,
     of (seed, epoch, sample).
 
-    Arrays are moved to the device once, and views are made there. Files are decoded, cropped, resized and flipped in
-    worker processes, and colours are changed on the device. A file that can't be decoded is replaced by the next
-    readable one that is not in the batch, always the same; each such file is reported once, with the last batch of the
-    epoch.
+    Arrays are moved to the device once, and views are made there; mapped images are moved batch by batch. Files are
+    decoded, cropped, resized and flipped in worker processes, and colours are changed on the device. A file that can't
+    be decoded is replaced by the next readable one that is not in the batch, always the same; each such file is
+    reported once, with the last batch of the epoch.
 
     Args:
         samples: what to train on.
@@ -99,26 +102,51 @@ class ViewStream(Stream):
         self._views: Callable[..., Tensor] = _array_views
         self._colours: Callable[..., Tensor] = _colour_views
         if compile:
-            arrays = isinstance(self.samples, ArraySamples)
             families = views if self._local is None else (*views, self._local[0].views)
-            one_kernel = arrays and all(can_fuse_views(options, self.samples.images) for options in families)  # type: ignore[union-attr]
+            one_kernel = False
+            if not isinstance(self.samples, FileSamples):
+                image = self.samples.images[:1].to(self.device)
+                one_kernel = all(can_fuse_views(options, image) for options in families)
             self._views = _kernel_views if one_kernel else torch.compile(_array_views)
             self._colours = torch.compile(_colour_views)
 
     def _batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        arrays = isinstance(self.samples, ArraySamples)
-        return self._array_batches(epoch, start) if arrays else self._file_batches(epoch, start)
+        files = isinstance(self.samples, FileSamples)
+        return self._file_batches(epoch, start) if files else self._array_batches(epoch, start)
+
+    def _resident(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each batch: images on the device, which of them are in it, and their positions in the dataset."""
+        assert isinstance(self.samples, ArraySamples)
+        for index in self._on_device(self._order(epoch))[start:]:
+            yield self.samples.images, index, index
+
+    def _mapped(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """As `_resident`, from images that threads read ahead of time."""
+        assert isinstance(self.samples, MappedSamples)
+        order = self._order(epoch)[start:]
+        positions, every = self._on_device(order), torch.arange(self.batch_size, device=self.device)
+        with ThreadPoolExecutor(_READ_AHEAD) as pool:
+            source = iter(order)
+            waiting = deque(pool.submit(self.samples.read, index) for index in islice(source, _READ_AHEAD))
+            try:
+                for index in positions:
+                    images = self._on_device(waiting.popleft().result())
+                    waiting.extend(pool.submit(self.samples.read, later) for later in islice(source, 1))
+                    yield images, every, index
+            finally:
+                for read in waiting:
+                    read.cancel()
+
+    def _on_device(self, values: Tensor) -> Tensor:
+        if self.device.type == "cuda":  # an asynchronous copy needs pinned memory
+            values = values.pin_memory()
+        return values.to(self.device, non_blocking=True)
 
     def _array_batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        assert isinstance(self.samples, ArraySamples)
-        order = self._order(epoch)
-        if self.device.type == "cuda":  # an asynchronous copy needs pinned memory
-            order = order.pin_memory()
-        order = order.to(self.device, non_blocking=True)
         first, same_options = self._makers[0], self.views[0] == self.views[1]
-        for batch in range(start, len(self)):
+        source = self._mapped if isinstance(self.samples, MappedSamples) else self._resident
+        for batch, (images, index, positions) in enumerate(source(epoch, start), start):
             generator = seeded_generator(self.seed, epoch, batch, self.rank)
-            index, images = order[batch], self.samples.images
             if same_options:  # all views at once: fewer kernels
                 uniforms = first.uniforms(self.multiplicity * self.batch_size, generator, self.device)
                 made = self._views(first, images, index.repeat(self.multiplicity), uniforms)
@@ -131,7 +159,7 @@ class ViewStream(Stream):
                 crop, number = self._local
                 uniforms = crop.uniforms(number * self.batch_size, generator, self.device)
                 local = self._views(crop, images, index.repeat(number), uniforms)
-            yield self._batch_of(parts, index, local)
+            yield self._batch_of(parts, positions, local)
 
     def _file_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         assert isinstance(self.samples, FileSamples)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fmicl.data.cache import CacheOptions
 from fmicl.utils.options import check_fields, option, require_positive_fields
 
 __all__ = ["TextDataOptions"]
 
 
 @dataclass(frozen=True)
-class TextDataOptions:
+class TextDataOptions(CacheOptions):
     """Where the sentences to train on and the STS tasks to evaluate on are.
 
     Raises:
@@ -26,9 +27,6 @@ class TextDataOptions:
         role="location",
     )
     sts_every: int = option(125, "Steps between two rows of metrics.csv and, with --sts, two scores on STS-B dev.")
-    cache_dir: Path | None = option(
-        None, "Folder of tokenised files (None: fmicl in $XDG_CACHE_HOME, or in ~/.cache).", role="machine"
-    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fmicl.data.cache import cache_root, locked_entry
 from fmicl.data.text.lines import LineReader, file_digest
 from fmicl.utils.files import explain_full_disk
-from fmicl.utils.locks import wait_for_lock
 
-__all__ = ["Sentences", "cache_root", "describe_text_change", "tokenise_file"]
+__all__ = ["Sentences", "describe_text_change", "tokenise_file"]
 
 FORMAT = 1
 Tokenise = Callable[[list[str]], Sequence[Sequence[int]]]
@@ -76,15 +76,6 @@ class Sentences:
         return rows
 
 
-def cache_root(folder: Path | None = None) -> Path:
-    """Folder of the cache: the given one, or fmicl in the user's cache folder."""
-    if folder is not None:
-        return folder
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG standard says to ignore a relative path.
-    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "fmicl"
-
-
 def tokenise_file(
     path: Path,
     tokenise: Tokenise,
@@ -101,7 +92,7 @@ def tokenise_file(
         tokenise: the tokenizer.
         state: all that ``tokenise`` depends on, except the length.
         length: number of tokens at which it truncates.
-        cache: folder of the cache, see :func:`cache_root`.
+        cache: folder of the cache, see :func:`fmicl.data.cache_root`.
         say: called with messages: a file is tokenised, or an entry is damaged.
 
     Raises:
@@ -112,15 +103,12 @@ def tokenise_file(
     fingerprint = {"file": file_digest(path), "tokenizer": hashlib.blake2b(state, digest_size=16).hexdigest()}
     key = hashlib.blake2b(json.dumps([FORMAT, fingerprint, length]).encode(), digest_size=16).hexdigest()
     root = cache_root(cache) / "tokens"
-    entry = root / key
-    with _locked(root, key):
+    with _locked(root, key) as entry:
         found = _open(entry, key, fingerprint)
         if found is None:
             if entry.exists():
                 say(f"warning: the tokens in {entry} are damaged; tokenising the file again")
                 shutil.rmtree(entry)
-            for left in root.glob(f".{key}.*.tmp"):  # left by a killed process
-                shutil.rmtree(left, ignore_errors=True)
             say(f"tokenising {path} into {entry}")
             with explain_full_disk(entry):
                 _build(path, tokenise, entry, key, fingerprint["file"])
@@ -204,14 +192,12 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
 
 
 @contextlib.contextmanager
-def _locked(root: Path, key: str) -> Iterator[None]:
-    """Let one process tokenise while others wait; without file locks each tokenises, and the last rename wins."""
+def _locked(root: Path, key: str) -> Iterator[Path]:
     with contextlib.ExitStack() as stack:
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(wait_for_lock(root / f".{key}.lock"))
+            entry = stack.enter_context(locked_entry(root, key))
         except OSError as error:
             raise OSError(
                 f"tokens can't be written into {root} ({error.strerror}): choose another --cache-dir"
             ) from error
-        yield
+        yield entry

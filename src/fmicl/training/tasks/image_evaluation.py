@@ -28,7 +28,15 @@ from fmicl.data import (
 )
 from fmicl.data.augmentations.views import SecondViewOptions, Views, view_pair
 from fmicl.evaluation.features import EVALUATION_BATCH, evaluation_batch_size, extract_features
-from fmicl.evaluation.geometry import alignment, effective_rank, nearest_neighbours, pair_distances, uniformity
+from fmicl.evaluation.geometry import (
+    alignment,
+    effective_rank,
+    lidar,
+    nearest_neighbours,
+    pair_distances,
+    rankme,
+    uniformity,
+)
 from fmicl.evaluation.probes import knn_accuracy, linear_probe
 from fmicl.methods import Method
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
@@ -43,6 +51,8 @@ RAW_SIZE = 32
 """Side of the images whose raw pixels are a baseline, at most: a linear probe of more dimensions takes minutes."""
 PAIRS = 2048
 """Largest number of samples that the geometry of the embeddings is measured on."""
+RANK_SAMPLES, RANK_VIEWS = 1000, 10
+"""Largest number of samples that RankMe and LiDAR are measured on, and views of each."""
 FEW_CLASSES = 20
 """Up to this number of classes, results.json has their names too."""
 QUERIES, NEIGHBOURS = 6, 8
@@ -62,7 +72,9 @@ def evaluate_run(
     """Evaluate a run's encoder after its last epoch, and write results.json and arrays.safetensors.
 
     k-NN and linear probe use the frozen features of the training split. Alignment, uniformity, effective rank and pair
-    distances are measured on the embeddings (after the projection head) of two random views of held-out samples.
+    distances are measured on the embeddings (after the projection head, unit length) of two random views of held-out
+    samples; RankMe and LiDAR on ten views, both after the projection head (``rankme``, ``lidar``) and before it
+    (``rankme_features``, ``lidar_features``). None of these needs labels.
     Earlier results that differ are kept under another name. Results on data that changed since training say so
     (``data_changed``). Image files that can't be decoded are left out, counted and named.
 
@@ -132,7 +144,7 @@ def evaluate_run(
         if unused:
             say(f"warning: no effect without labels: {', '.join(unused)}")
     geometry, distances = _geometry(nn.Sequential(encoder, projection), queries or gallery, settings, place)
-    results |= geometry
+    results |= geometry | _ranks(encoder, projection, queries or gallery, settings, place)
     results["distances"] = {name: _quantiles(values) for name, values in distances.items()}
     results["skipped_images"] = len(splits.skipped) + len(broken)
     if broken:
@@ -301,6 +313,30 @@ def _geometry(
     geometry = {"alignment": alignment(x, y), "uniformity": uniformity(x), "effective_rank": effective_rank(x)}
     distances = pair_distances(x, y, seed=settings.seed)
     return geometry, {"positive": distances.positive.cpu(), "negative": distances.negative.cpu()}
+
+
+def _ranks(
+    encoder: nn.Module, projection: nn.Module, samples: Samples, settings: Settings, device: torch.device
+) -> dict[str, float]:
+    """RankMe and LiDAR of the projection head's outputs and of the features, from several views of each sample."""
+    batch = min(max(1, _batch_size(settings, device) // RANK_VIEWS), len(samples))
+    stream = ViewStream(
+        samples, (settings[Views], settings[Views]), batch, seed=settings.seed, device=device,
+        workers=settings.workers, multiplicity=RANK_VIEWS, report=lambda _: None,
+    )  # fmt: skip
+    found: dict[str, float] = {}
+    features: list[Tensor] = []
+    for views in islice(stream, max(1, RANK_SAMPLES // batch)):
+        rows, _ = extract_features(encoder, [(torch.cat([views.first, views.second]), None)], device)
+        features.append(rows.view(RANK_VIEWS, batch, -1).transpose(0, 1))
+    before = torch.cat(features)
+    if len(before) < 2:  # a single held-out image
+        return found
+    after, _ = extract_features(projection, [(before.flatten(0, 1), None)], device)
+    for suffix, rows in {"": after, "_features": before.flatten(0, 1)}.items():
+        found["rankme" + suffix] = rankme(rows)
+        found["lidar" + suffix] = lidar(rows.view(*before.shape[:2], -1))
+    return found
 
 
 def positive_pairs(

@@ -77,7 +77,7 @@ def build_image_method(settings: Settings, encoder: nn.Module, classes: int = 0)
         features = int(encoder.num_features)  # type: ignore[arg-type]
         method.rotation = Rotation(
             features,
-            settings.objective_options.information_divergence(context),
+            settings.objective_options.information_divergence(context).frozen(),
             weight=settings.rotation_weight,
             size=settings[RotationOptions].size(settings.size),
             hidden=settings.hidden,
@@ -100,6 +100,8 @@ def load_splits(settings: Settings, say: Callable[[str], None] = lambda _: None)
             validation=settings.validation,
             seed=settings.seed,
             memory_limit=round(settings.memory_gib * 2**30),
+            cache_limit=round(settings.cache_gib * 2**30),
+            cache=settings.cache_dir,
             checksum=settings.checksum,
             exclude=exclude_runs,
             options=None if kind is None else settings[kind],

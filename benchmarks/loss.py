@@ -1,6 +1,7 @@
 """Loss plus gradient: time, peak memory and error of our kernels, and of what others offer for the same objective.
 
     python benchmarks/loss.py --json results/benchmarks/loss-h200.json       # whatever the machine has: CUDA, else CPU
+    python benchmarks/loss.py --wall --json results/benchmarks/wall-h200.json    # wall-clock time alone
     python benchmarks/loss.py --quick                                        # seconds, to see that it works
 
 Every cell is guarded: where something runs out of memory, does not compile or breaks the device, its cell says so and
@@ -30,6 +31,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or 
 import measure  # noqa: E402
 import tables  # noqa: E402
 import torch  # noqa: E402
+import wall  # noqa: E402
 from rows import CRITIC, ROWS, Row, operations  # noqa: E402
 
 from fmicl.utils import provenance  # noqa: E402
@@ -291,6 +293,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=parse_sizes, help="such as 4096x512,65536x128, in place of the usual ones")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="where to measure; CUDA if there is one")
     parser.add_argument("--rivals", type=Path, help="folder with unpacked packages of others, searched first")
+    parser.add_argument("--wall", action="store_true", help="measure the wall-clock table alone")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only rows whose setting or name has such a word")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     parser.add_argument("--time-limit", type=float, help="seconds for a cell (default: 2 on CUDA, 5 on the CPU)")
@@ -315,6 +318,9 @@ def main() -> None:
         "quick": options.quick,
         "time_limit": usual if options.time_limit is None else options.time_limit,
     }
+    if options.wall:
+        measure_wall_clock(options, device)
+        return
     budget = (330.0 if device == "cuda" else float("inf")) if options.budget is None else options.budget
     jobs, shown_sizes = plan(settings, options.sizes)
     machine = describe_machine(settings, options.commit)
@@ -349,6 +355,26 @@ def main() -> None:
             write(options.json, data)
     worker.stop()
     print(tables.render(json.loads(json.dumps(data))))
+
+
+def measure_wall_clock(options: argparse.Namespace, device: str) -> None:
+    """The table of benchmarks/wall.py, by as many processes as a GPU's machine has cores to compile with."""
+    limit = (
+        (0.02 if options.quick else 0.12 if device == "cuda" else 0.4)
+        if options.time_limit is None
+        else options.time_limit
+    )
+    settings = {"device": device, "quick": options.quick, "time_limit": limit}
+    todo = wall.jobs(device, options.quick, options.sizes)
+    if options.only:
+        words = [word.lower() for word in options.only]
+        todo = [job for job in todo if any(word in f"{job['setting']} {job['name']}".lower() for word in words)]
+    processes = max(1, min(14, (os.cpu_count() or 2) - 2)) if device == "cuda" else 1
+    cells = wall.run_all(todo, settings, processes)
+    data = {"machine": describe_machine(settings, options.commit), "cells": cells}
+    if options.json is not None:
+        write(options.json, data)
+    print(tables.wall(data))
 
 
 def write(path: Path, data: dict[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["paper", "render", "summary"]
+__all__ = ["paper", "render", "summary", "wall"]
 
 Cell = dict[str, Any]
 
@@ -42,6 +42,39 @@ def render(data: dict[str, Any]) -> str:
     parts += [_compared(setting, [cell for cell in cells if _is(cell, setting)], data) for setting in TITLES]
     parts += [_divergences(cells), _errors(cells), _growth(cells, data["sizes"]["growth"]), _shares(cells)]
     return "\n\n".join(part for part in parts if part)
+
+
+def wall(data: dict[str, Any]) -> str:
+    """Wall-clock milliseconds of a loss and its gradient, one size a line, with the fastest in bold."""
+    machine = data["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    threads = f", {machine['threads']} thread{'s' * (machine['threads'] > 1)}" if machine["device"] == "cpu" else ""
+    parts = [
+        f"{machine['name']}{threads}; {versions}. Measured {machine['date']} at commit "
+        f"{machine['commit'] or 'unknown'} by `{machine['command']}`."
+    ]
+    for setting in dict.fromkeys(cell["setting"] for cell in data["cells"]):
+        cells = [cell for cell in data["cells"] if cell["setting"] == setting]
+        names = [
+            name
+            for name in dict.fromkeys(cell["name"] for cell in sorted(cells, key=lambda cell: cell["name"] != "ours"))
+            if any(cell["name"] == name and cell["status"] != "not installed" for cell in cells)
+        ]
+        lines = []
+        for n, d, dtype in dict.fromkeys((cell["n"], cell["d"], cell["dtype"]) for cell in cells):
+            here = {cell["name"]: cell for cell in cells if (cell["n"], cell["d"], cell["dtype"]) == (n, d, dtype)}
+            fastest = min((cell["seconds"] for cell in here.values() if cell["status"] == "ok"), default=0.0)
+            shown = [_milliseconds(here.get(name, {"status": ""}), fastest) for name in names]
+            lines.append([f"{n:,} x {d}", dtype, *shown])
+        parts.append(f"**{setting}**, ms\n\n" + _table(["N x d", "type", *names], lines))
+    return "\n\n".join(parts)
+
+
+def _milliseconds(cell: Cell, fastest: float) -> str:
+    if cell["status"] != "ok":
+        return str(cell["status"]).split(":")[0]
+    text = f"{1e3 * cell['seconds']:.3g}"
+    return f"**{text}**" if cell["seconds"] == fastest else text
 
 
 def summary(data: dict[str, Any]) -> str:

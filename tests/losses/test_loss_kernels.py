@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -141,7 +137,7 @@ class TestTF32:
             forward = len(seen)
             value.backward()
         assert forward > 0
-        if kernel == "reference" or name == "infonce":  # the others compute the gradient in the forward pass
+        if kernel == "reference":  # the others compute the gradient in the forward pass
             assert len(seen) > forward
         assert set(seen) == {EXACT}
 
@@ -166,70 +162,6 @@ class TestTF32:
         torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(torch.stack([x, y]))[0], slope)
         compiled = torch.compile(loss, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(x), loss(x))
-
-
-class TestCompiled:
-    """Losses in functions compiled by torch.compile."""
-
-    @pytest.fixture(autouse=True)
-    def quiet(self, caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-        """No recompilation for a batch of the same shape, and no warnings."""
-        torch.compiler.reset()
-        logger = logging.getLogger("torch._dynamo")
-        logger.addHandler(caplog.handler)
-        with torch._dynamo.config.patch(error_on_recompile=True):
-            yield
-        logger.removeHandler(caplog.handler)
-        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-        seen = [str(warning.message) for warning in recwarn]
-        assert not [message for message in seen if "torch.jit" not in message]  # which torch itself uses
-
-    @pytest.mark.parametrize(
-        ("loss", "fullgraph"),
-        [
-            (fmicl.FMICLLoss("kl"), False),
-            (fmicl.FMICLLoss("js", shift="optimal"), False),
-            (fmicl.FMICLLoss("js", shift="optimal", kernel="reference"), False),
-            (fmicl.InfoNCELoss(), False),
-            (fmicl.FMICLLoss("js", mu="normalised", kernel="reference"), True),
-            (fmicl.FMICLLoss("kl", shift="optimal", kernel="reference"), True),
-            (fmicl.InfoNCELoss(kernel="reference"), True),
-        ],
-        ids=str,
-    )
-    def test_value_and_gradients(self, loss: torch.nn.Module, fullgraph: bool) -> None:
-        model = torch.nn.Linear(5, 4)
-
-        def step(x: Tensor, y: Tensor) -> Tensor:
-            value: Tensor = loss(model(x), model(y))
-            return value
-
-        compiled = torch.compile(step, backend="aot_eager", fullgraph=fullgraph)
-        for seed in range(3):
-            x, y = rows(9, 5, seed), rows(9, 5, seed + 10)
-            values = compiled(x, y), step(x, y)
-            seen, wanted = ((value, *torch.autograd.grad(value, list(model.parameters()))) for value in values)
-            torch.testing.assert_close(seen, wanted)
-
-    @pytest.mark.parametrize(
-        "loss", [fmicl.FMICLLoss("kl"), fmicl.FMICLLoss("js", shift="optimal", kernel="reference")], ids=str
-    )
-    def test_fullgraph_needs_the_reference(self, loss: torch.nn.Module) -> None:
-        compiled = torch.compile(loss, backend="eager", fullgraph=True)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="kernel='reference'"):
-            compiled(rows(9, 5), rows(9, 5, 1))
-
-    def test_within_torch_func(self) -> None:
-        y = rows(9, 5, 1)
-        slope = torch.func.grad(lambda x: fmicl.functional.fmicl_loss(x, y, "js"))
-        compiled = torch.compile(slope, backend="aot_eager", fullgraph=True)
-        torch.testing.assert_close(compiled(rows(9, 5)), slope(rows(9, 5)))
-
-    def test_the_compiler_is_not_loaded_without_need(self) -> None:
-        script = (
-            "import sys, torch, fmicl; fmicl.InfoNCELoss()(*torch.ones(2, 3, 3)); print('torch._dynamo' in sys.modules)"
-        )
-        assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"
 
 
 LOSSES = [*NAMES, "infonce", "align_uniform", "spectral"]

@@ -95,9 +95,33 @@ def test_growth_writes_the_picture_and_between_the_markers_only(measured: Path, 
     assert readme.read_text() == text
 
 
+def test_the_wall_clock_tables_are_those_of_their_files() -> None:
+    tables, text = module("tables"), (BENCHMARKS / "README.md").read_text()
+    paths = sorted((BENCHMARKS.parent / "results" / "benchmarks").glob("wall-*.json"))
+    assert paths
+    assert all(tables.wall(json.loads(path.read_text())) in text for path in paths)
+
+
+def test_implementations_of_the_wall_clock_table_agree() -> None:
+    wall = module("wall")
+    for implementations in wall.IMPLEMENTATIONS.values():
+        found = []
+        for name, make in implementations.items():
+            leaves = wall.raw_inputs(12, 6, "cpu", torch.float32)
+            try:
+                loss = make()
+            except ImportError:
+                continue
+            if name != "dense compiled":
+                found.append((wall.step(loss, leaves).detach(), *(leaf.grad for leaf in leaves)))
+        assert len(found) >= 2
+        for other in found[1:]:
+            torch.testing.assert_close(other, found[0], rtol=1e-4, atol=1e-5)
+
+
 def test_readme_has_the_markers() -> None:
     text = (BENCHMARKS / "README.md").read_text()
-    for name in ("cuda", "cpu", "paper"):
+    for name in ("cuda", "cpu", "paper", "wall cuda", "wall cpu"):
         assert text.count(f"<!-- begin {name} -->") == text.count(f"<!-- end {name} -->") == 1
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from fmicl.divergences.base import Divergence
+from fmicl.utils.live_objects import remember
 from fmicl.utils.options import options_of
 from fmicl.utils.registry import Registry
 
@@ -90,10 +91,10 @@ def divergence(name: DivergenceName | Divergence, **parameters: Any) -> Divergen
         raise TypeError("a function is not a divergence: make one of a convex f by fmicl.Divergence.from_generator(f)")
     kind = DIVERGENCES[name].value
     if not parameters:  # torch.compile can trace this line, but not the following ones
-        return kind()
+        return remember(kind())
     accepted = [option.name for option in options_of(kind)]
     unknown = sorted(set(parameters) - set(accepted))
     if unknown:
         takes = f"takes {', '.join(accepted)}" if accepted else "takes no parameters"
         raise TypeError(f"divergence {name!r} {takes}, got {', '.join(unknown)}")
-    return kind(**parameters)
+    return remember(kind(**parameters))

@@ -24,7 +24,7 @@ from fmicl.divergences.critic import Critic
 from fmicl.divergences.skewed import Skewed
 from fmicl.kernels.backend import PairFunction, Square
 
-__all__ = ["LOG2E", "Lowered", "lower"]
+__all__ = ["LOG2E", "Lowered", "LoweredScore", "lower", "lower_score"]
 
 LOG2E = math.log2(math.e)
 _SUPPORTED = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, Skewed, SquaredHellinger, Tsallis, Weighted}
@@ -136,3 +136,49 @@ def _lower_skewed(divergence: Skewed, offset: float, scale: float) -> Lowered | 
         constant=(1 - beta) * base.constant,
         order=power,
     )
+
+
+class LoweredScore(NamedTuple):
+    """A score as a kind of `views_device.score` at r, the log density ratio.
+
+    score = (the kind's score) + constant; that of "exp" is linear * r + gain * e^(power r).
+    """
+
+    kind: str
+    linear: float = 0.0
+    gain: float = 0.0
+    power: float = 0.0
+    constant: float = 0.0
+
+
+def lower_score(divergence: Divergence) -> LoweredScore | None:
+    """The Triton form of a divergence's score; None if there is none. Types are compared exactly.
+
+    Example:
+        >>> import fmicl
+        >>> lower_score(fmicl.divergence("pearson"))      # 2 (e^r - 1)
+        LoweredScore(kind='exp', linear=0.0, gain=2.0, power=1.0, constant=-2.0)
+    """
+    if type(divergence) not in _SUPPORTED or any(isinstance(value, Tensor) for value in vars(divergence).values()):
+        return None
+    match divergence:
+        case KL():
+            return LoweredScore("exp", linear=1.0, constant=1.0)
+        case ReverseKL():
+            return LoweredScore("exp", gain=-1.0, power=-1.0)
+        case Pearson():
+            return LoweredScore("exp", gain=2.0, power=1.0, constant=-2.0)
+        case SquaredHellinger():
+            return LoweredScore("exp", gain=-1.0, power=-0.5, constant=1.0)
+        case Neyman():
+            return LoweredScore("exp", gain=-1.0, power=-2.0, constant=1.0)
+        case Jeffrey():
+            return LoweredScore("exp", linear=1.0, gain=-1.0, power=-1.0, constant=1.0)
+        case Tsallis(order=float() | int() as order):
+            return LoweredScore("exp", gain=order / (order - 1), power=order - 1)
+        case JS():
+            return LoweredScore("js", constant=math.log(2))
+        case VLC():
+            return LoweredScore("vlc", constant=1.0)
+        case _:
+            return None

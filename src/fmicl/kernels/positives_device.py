@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _unit(row):
+def unit_row(row):
     """The row divided by its length, that factor, and 1 for a zero row, which stays zero, with factor 1."""
     largest = tl.max(tl.abs(row), axis=0)
     zero = tl.where(largest > 0, 0.0, 1.0)
@@ -25,8 +25,8 @@ def normalise_pairs(x, y, x_out, y_out, factors, distances, n, d, BD: tl.constex
     k = tl.arange(0, BD)
     inside = k < d
     at = i.to(tl.int64) * d + k
-    a, a_factor, a_zero = _unit(tl.load(x + at, mask=inside, other=0.0).to(tl.float32))
-    b, b_factor, b_zero = _unit(tl.load(y + at, mask=inside, other=0.0).to(tl.float32))
+    a, a_factor, a_zero = unit_row(tl.load(x + at, mask=inside, other=0.0).to(tl.float32))
+    b, b_factor, b_zero = unit_row(tl.load(y + at, mask=inside, other=0.0).to(tl.float32))
     tl.store(x_out + at, a, mask=inside)
     tl.store(y_out + at, b, mask=inside)
     tl.store(factors + i, a_factor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.utils.numerics import exact_matmul
 
 __all__ = [
+    "Exponentials",
+    "accumulate_pairs",
+    "exponential_gradient",
+    "is_moderate",
+    "is_one_tile",
     "largest_cosine",
     "logsumexp_both",
     "logsumexp_gradient",
@@ -29,6 +34,7 @@ __all__ = [
     "pair_parameters",
     "pair_rows",
     "pair_symmetric",
+    "sums_of_exponentials",
 ]
 
 # Rows and columns of a tile: large enough for the full rate of matrix products, small enough that the few arrays of
@@ -36,6 +42,8 @@ __all__ = [
 _CPU_TILE = 768
 _GPU_TILE = 4096
 _KEPT = 8  # tiles whose terms are kept for the backward pass on a CPU: 18 MiB, and faster than computing them again
+
+_KEPT_TERMS = 2**24  # of sums of exponentials, likewise: 64 MiB
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,6 +66,11 @@ def _tile(x: Tensor) -> int:
     return _CPU_TILE if x.device.type == "cpu" else _GPU_TILE
 
 
+def is_one_tile(x: Tensor, columns: Tensor) -> bool:
+    """Whether the matrix of all pairs is a single tile."""
+    return max(x.shape[0], columns.shape[0]) <= _tile(x)
+
+
 class _Tiles:
     """Tiles of z = offset + scale * x columns^T, written to one reused buffer; columns=None is x itself.
 
@@ -68,17 +81,30 @@ class _Tiles:
         self.x = x.contiguous()
         self.columns = self.x if columns is None else columns.contiguous()
         self.symmetric, self.size = columns is None, _tile(x)
-        self.buffer = x.new_empty(min(len(x), self.size) * min(len(self.columns), self.size))
         self.offset = x.new_full((), offset)  # on the device, as CUDA graph capture allows no copy from the CPU
         self.scale, self.beta = scale, int(offset != 0)
 
+    @functools.cached_property
+    def buffer(self) -> Tensor:
+        """Memory of a tile."""
+        return self.x.new_empty(min(len(self.x), self.size) * min(len(self.columns), self.size))
+
     def __iter__(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        for i in range(0, len(self.x), self.size):
-            for j in range(i if self.symmetric else 0, len(self.columns), self.size):
-                rows, columns = slice(i, i + self.size), slice(j, j + self.size)
-                a, b = self.x[rows], self.columns[columns]
-                out = self.buffer[: len(a) * len(b)].view(len(a), len(b))
-                yield rows, columns, torch.addmm(self.offset, a, b.T, beta=self.beta, alpha=self.scale, out=out)
+        if max(len(self.x), len(self.columns)) <= self.size:  # a small batch: slicing takes longer than its products
+            z = torch.addmm(self.offset, self.x, self.columns.T, beta=self.beta, alpha=self.scale)
+            yield slice(0, len(self.x)), slice(0, len(self.columns)), z
+            return
+        for rows, columns in self.places():
+            a, b = self.x[rows], self.columns[columns]
+            out = self.buffer[: len(a) * len(b)].view(len(a), len(b))
+            yield rows, columns, torch.addmm(self.offset, a, b.T, beta=self.beta, alpha=self.scale, out=out)
+
+    def places(self) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns of each tile."""
+        n, m = len(self.x), len(self.columns)
+        for i in range(0, n, self.size):
+            for j in range(i if self.symmetric else 0, m, self.size):
+                yield slice(i, min(i + self.size, n)), slice(j, min(j + self.size, m))
 
 
 def _skipped(tile: Tensor, skip: int | None, rows: slice, columns: slice, paired: bool = False) -> list[Tensor]:
@@ -108,59 +134,74 @@ def pair_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """sum_ij penalty(z_ij), and its gradient in the rows x."""
     grad = torch.zeros_like(x) if gradient else None
-    return _rectangle(x, columns, function, skip, grad, None), grad
+    return accumulate_pairs(x, columns, function, skip, grad, None), grad
 
 
 @_exact
 def pair_both(x: Tensor, columns: Tensor, function: PairFunction, skip: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """sum_ij penalty(z_ij), and its gradients in the rows and in the columns, from the same tiles."""
     grad_x, grad_columns = torch.zeros_like(x), torch.zeros_like(columns)
-    return _rectangle(x, columns, function, skip, grad_x, grad_columns), grad_x, grad_columns
-
-
-def _rectangle(
-    x: Tensor,
-    columns: Tensor,
-    function: PairFunction,
-    skip: int | None,
-    grad_x: Tensor | None,
-    grad_columns: Tensor | None,
-) -> Tensor:
-    """The sum over all tiles; gradients are added to the given tensors."""
-    offset, scale = _numbers(function)
-    tiles = _Tiles(x, columns, offset, scale)
-    total = _zero(x)
-    for i, j, z in tiles:
-        value, slope = _evaluate(function, z, grad_x is not None, skip, i, j)
-        total += value
-        if grad_x is not None and slope is not None:
-            grad_x[i].addmm_(slope, tiles.columns[j], alpha=scale)
-            if grad_columns is not None:
-                grad_columns[j].addmm_(slope.T, tiles.x[i], alpha=scale)
-    return total
-
-
-def _zero(x: Tensor) -> Tensor:
-    """A float64 scalar, where the device has them."""
-    return torch.zeros((), dtype=torch.float32 if x.device.type == "mps" else torch.float64, device=x.device)
+    return accumulate_pairs(x, columns, function, skip, grad_x, grad_columns), grad_x, grad_columns
 
 
 @_exact
 def pair_symmetric(x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """sum_{i != j} penalty(z_ij) of x with itself, and its gradient: tiles above the diagonal count twice."""
+    grad = torch.zeros_like(x, memory_format=torch.contiguous_format) if gradient else None
+    return accumulate_pairs(x, None, function, 0, grad, None), grad
+
+
+def accumulate_pairs(
+    x: Tensor,
+    columns: Tensor | None,
+    function: PairFunction,
+    skip: int | None,
+    grad_x: Tensor | None,
+    grad_columns: Tensor | None,
+    weight: float = 1.0,
+) -> Tensor:
+    """sum_ij penalty(z_ij), a float64 scalar; weight times its gradients are added to the given tensors.
+
+    To be called without autograd and with exact matrix products.
+
+    Args:
+        x: rows, (N, d).
+        columns: (M, d); None is x with itself, whose gradient is that of rows and columns.
+        function: penalty of a pair.
+        skip: leave out the pairs j = i + skip; 0 or None for x with itself.
+        grad_x: (N, d), or None for the sum alone.
+        grad_columns: (M, d), or None.
+        weight: factor of the gradients.
+    """
     offset, scale = _numbers(function)
-    tiles = _Tiles(x, None, offset, scale)
-    total = _zero(x)
-    grad = torch.zeros_like(tiles.x) if gradient else None
+    symmetric = columns is None
+    factor = (2 if symmetric else 1) * weight * scale
+    other = x if columns is None else columns
+    if is_one_tile(x, other):  # without the time that tiles take in Python
+        z = torch.addmm(x.new_full((), offset), x, other.T, beta=int(offset != 0), alpha=scale)
+        everything = slice(0, x.shape[0]), slice(0, other.shape[0])
+        total, slope = _evaluate(function, z, grad_x is not None, skip, *everything)
+        if grad_x is not None and slope is not None:
+            grad_x.addmm_(slope, other, alpha=factor)
+            if grad_columns is not None:
+                grad_columns.addmm_(slope.T, x, alpha=factor)
+        return total if x.device.type == "mps" else total.double()
+    tiles = _Tiles(x, columns, offset, scale)
+    total = None
     for i, j, z in tiles:
-        value, slope = _evaluate(function, z, gradient, 0, i, j)
-        total += value if i == j else 2 * value
-        if grad is not None and slope is not None:
-            # both orders of a pair: 2 slope x_j for row i, and 2 slope x_i for row j
-            grad[i].addmm_(slope, tiles.x[j], alpha=2 * scale)
-            if i != j:
-                grad[j].addmm_(slope.T, tiles.x[i], alpha=2 * scale)
-    return total, grad
+        value, slope = _evaluate(function, z, grad_x is not None, skip, i, j)
+        value = value.double() if x.device.type != "mps" else value
+        mirrored = symmetric and i != j  # both orders of a pair: slope x_j for row i, and slope x_i for row j
+        value = 2 * value if mirrored else value
+        total = value if total is None else total + value
+        if grad_x is not None and slope is not None:
+            grad_x[i].addmm_(slope, tiles.columns[j], alpha=factor)
+            if mirrored:
+                grad_x[j].addmm_(slope.T, tiles.x[i], alpha=factor)
+            elif grad_columns is not None:
+                grad_columns[j].addmm_(slope.T, tiles.x[i], alpha=factor)
+    assert total is not None
+    return total
 
 
 @_exact
@@ -200,10 +241,9 @@ def _evaluate(
         penalty, slope = function.penalty_and_slope(z)
     else:
         penalty, slope = function.penalty(z), None
-    for values in (penalty, slope):
-        if values is not None:
-            for skipped in _skipped(values, skip, rows, columns):
-                skipped.zero_()
+    for values in (penalty,) if slope is None or slope is penalty else (penalty, slope):
+        for skipped in _skipped(values, skip, rows, columns):
+            skipped.zero_()
     return penalty.sum(), slope
 
 
@@ -223,7 +263,7 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, p
     """log sum_j exp(scale x_i.o_j), by a running sum, and a running maximum where needed."""
     tiles = _Tiles(x, columns, 0.0, scale)
     total = x.new_zeros(len(x))
-    if _moderate(scale, x.dtype):
+    if is_moderate(scale, x.dtype):
         for i, j, z in tiles:
             total[i] += _terms(z, skip, i, j, paired).sum(dim=1)
         return total.log()
@@ -240,7 +280,7 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, p
     return peak + total.log()
 
 
-def _moderate(scale: float, dtype: torch.dtype) -> bool:
+def is_moderate(scale: float, dtype: torch.dtype) -> bool:
     """Whether e^z of unit rows neither overflows nor underflows, so that no maximum must be subtracted from z first.
 
     Half of the exponent's range is left for rows that aren't exactly unit and for sums of many terms.
@@ -261,7 +301,7 @@ def logsumexp_with_terms(
     x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Log-sum-exps with their terms and sums, for a matrix of a few tiles on a CPU."""
-    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2 or not _moderate(scale, x.dtype):
+    if x.device.type != "cpu" or len(x) * len(columns) > _KEPT * _CPU_TILE**2 or not is_moderate(scale, x.dtype):
         return None
     z = torch.addmm(x.new_zeros(()), x, columns.T, beta=0, alpha=scale)
     terms = _terms(z, skip, slice(0, len(x)), slice(0, len(columns)), paired)
@@ -338,3 +378,92 @@ def logsumexp_both(
         grad_x[i].addmm_(weight, tiles.columns[j], alpha=scale)
         grad_columns[j].addmm_(weight.T, tiles.x[i], alpha=scale)
     return grad_x, grad_columns
+
+
+class Exponentials(NamedTuple):
+    """Sums of e^z of each row, and the terms themselves, tile by tile, where there are few enough to keep."""
+
+    sums: Tensor
+    tiles: list[Tensor] | None
+
+
+def sums_of_exponentials(
+    x: Tensor, columns: Tensor | None, scale: float, skips: Sequence[int], keep: bool
+) -> Exponentials:
+    """sum_j e^(scale x_i.o_j) of each row, without the pairs j = i + k for k in skips, where scale `is_moderate`.
+
+    To be called without autograd and with exact matrix products.
+
+    Args:
+        x: rows, (N, d).
+        columns: (M, d); None is x with itself: tiles on and above the diagonal serve both sides, and so do skips.
+        scale: factor of the inner products.
+        skips: diagonals to leave out; for x with itself, both k and -k.
+        keep: keep the terms for `exponential_gradient`, if they take at most 64 MiB.
+    """
+    tiles = _Tiles(x, columns, 0.0, scale)
+    n, m = len(tiles.x), len(tiles.columns)
+    sums = x.new_zeros(n)
+    keep = keep and n * m <= _KEPT_TERMS * (2 if columns is None else 1)
+    kept: list[Tensor] = []
+    alone = max(n, m) <= tiles.size  # a single tile is no shared buffer
+    for i, j, z in tiles:
+        z.exp_()
+        for skip in skips:
+            for skipped in _skipped(z, skip, i, j):
+                skipped.zero_()
+        sums[i] += z.sum(dim=1)
+        if columns is None and i != j:
+            sums[j] += z.sum(dim=0)
+        if keep:
+            kept.append(z if alone else z.clone())
+    return Exponentials(sums, kept if keep else None)
+
+
+def exponential_gradient(
+    x: Tensor,
+    columns: Tensor | None,
+    scale: float,
+    skips: Sequence[int],
+    kept: list[Tensor] | None,
+    weights: Tensor,
+    grad_x: Tensor,
+    grad_columns: Tensor | None,
+) -> None:
+    """Add the gradient of sum_i weights_i / scale sum_j e^(scale x_i.o_j) to the given tensors.
+
+    It overwrites the kept terms.
+
+    Args:
+        x: rows, (N, d).
+        columns: (M, d); None is x with itself.
+        scale: factor of the inner products.
+        skips: as in `sums_of_exponentials`.
+        kept: its terms, or None to compute them again.
+        weights: of the rows, (N,).
+        grad_x: (N, d).
+        grad_columns: (M, d), or None.
+    """
+    tiles = _Tiles(x, columns, 0.0, scale)
+    for i, j, z in tiles if kept is None else _kept_tiles(tiles, kept):
+        if kept is None:
+            z.exp_()
+            for skip in skips:
+                for skipped in _skipped(z, skip, i, j):
+                    skipped.zero_()
+        if columns is None:  # as row and as column
+            z.mul_(weights[i, None] + weights[j])
+            grad_x[i].addmm_(z, tiles.x[j])
+            if i != j:
+                grad_x[j].addmm_(z.T, tiles.x[i])
+            continue
+        z.mul_(weights[i, None])
+        grad_x[i].addmm_(z, tiles.columns[j])
+        if grad_columns is not None:
+            grad_columns[j].addmm_(z.T, tiles.x[i])
+
+
+def _kept_tiles(tiles: _Tiles, kept: list[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
+    """The places of the tiles, with kept terms in place of new products."""
+    for (i, j), terms in zip(tiles.places(), kept, strict=True):
+        yield i, j, terms

@@ -78,7 +78,7 @@ class TritonBackend:
     ) -> tuple[Tensor, Tensor | None]:
         """sum_ij penalty(z_ij), and its gradient in the rows x."""
         lowered = _require_lowered(function)
-        total, grad = self._pairs(x, columns, lowered, skip, gradient)
+        total, grad = self.lowered_pairs(x, columns, lowered, skip, gradient)
         return _with_constant(total, lowered, len(x), len(columns), skip), grad
 
     def pair_both(
@@ -88,9 +88,9 @@ class TritonBackend:
 
         A single fused pass for both sides was slower than two.
         """
-        if self._shares_slopes(x):
+        if self.shares_slopes(x):
             lowered = _require_lowered(function)
-            total, *gradients = self._both(x, columns, lowered, skip, None)
+            total, *gradients = self.lowered_both(x, columns, lowered, skip, None)
             return _with_constant(total, lowered, len(x), len(columns), skip), gradients[0], gradients[1]
         total, grad_x = self.pair_rows(x, columns, function, skip, True)
         _, grad_columns = self.pair_rows(columns, x, function, None if skip is None else -skip, True)
@@ -101,7 +101,7 @@ class TritonBackend:
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """sum_{i != j} penalty(z_ij) of x with itself, and its gradient."""
         lowered = _require_lowered(function)
-        total, grad = self._pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
+        total, grad = self.lowered_pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
         return _with_constant(total, lowered, len(x), len(x), 0), grad
 
     def pair_parameters(
@@ -150,7 +150,7 @@ class TritonBackend:
     ) -> Tensor:
         """Gradient in the rows x of log-sum-exps over rows and over columns."""
         lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
-        _, grad = self._pairs(x, columns, lowered, skip, True, rows, others, paired)
+        _, grad = self.lowered_pairs(x, columns, lowered, skip, True, rows, others, paired)
         assert grad is not None
         return grad
 
@@ -158,9 +158,9 @@ class TritonBackend:
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, rows: Normaliser
     ) -> tuple[Tensor, Tensor]:
         """Gradient of the rows' log-sum-exps in the rows and in the columns."""
-        if self._shares_slopes(x):
+        if self.shares_slopes(x):
             lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
-            _, grad_x, grad_columns = self._both(x, columns, lowered, skip, rows)
+            _, grad_x, grad_columns = self.lowered_both(x, columns, lowered, skip, rows)
             return grad_x, grad_columns
         mirrored = None if skip is None else -skip
         return (
@@ -173,17 +173,18 @@ class TritonBackend:
     ) -> Tensor:
         """Gradient in x of the log-sum-exps of x with itself."""
         lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
-        _, grad = self._pairs(x, None, lowered, skip, True, rows, rows, paired)
+        _, grad = self.lowered_pairs(x, None, lowered, skip, True, rows, rows, paired)
         assert grad is not None
         return grad
 
-    def _shares_slopes(self, x: Tensor) -> bool:
+    def shares_slopes(self, x: Tensor) -> bool:
         """Whether the gradients of rows and columns use one buffer of slopes."""
         return self.fast and x.shape[1] > _FUSED_DEPTH
 
-    def _both(
+    def lowered_both(
         self, x: Tensor, columns: Tensor, lowered: Lowered, skip: int | None, rows: Normaliser | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum without the constant, and gradients of rows and of columns by one buffer of slopes."""
         width = x.shape[1]
         total, grad_x, grad_columns = self._two_steps(
             self._operand(x), self._operand(columns), lowered, skip, True, False, rows, None, both=True
@@ -192,7 +193,7 @@ class TritonBackend:
         assert grad_columns is not None
         return total, grad_x[:, :width], grad_columns[:, :width]
 
-    def _pairs(
+    def lowered_pairs(
         self,
         x: Tensor,
         columns: Tensor | None,
@@ -202,11 +203,13 @@ class TritonBackend:
         rows: Normaliser | None = None,
         others: Normaliser | None = None,
         paired: bool = False,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Sum without the constant, and gradient; columns=None is x itself."""
+        """Sum without the constant, and gradient in this type or a wider one; columns=None is x itself."""
         width = x.shape[1]
-        # A gradient in bfloat16 is written as such; in float16 it could overflow before it is scaled.
-        dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+        if dtype is None:
+            # A gradient in bfloat16 is written as such; in float16 it could overflow before it is scaled.
+            dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         x = self._operand(x)
         other = x if columns is None else self._operand(columns)
         shape = self._fused_shape(x.shape[1], lowered.kind)

@@ -6,8 +6,11 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from fmicl.divergences import Divergence
 from fmicl.losses.pairing import ComputeOptions, check_options, describe_options
+from fmicl.losses.similarities import Similarity
 from fmicl.losses.targets import LabelNegatives, require_label_negatives
+from fmicl.utils.live_objects import remember
 from fmicl.utils.validation import Negatives, require_negatives
 
 __all__ = ["ContrastiveLoss", "LabelledLoss"]
@@ -27,6 +30,13 @@ class ContrastiveLoss(nn.Module):
         require_negatives(negatives)
         self.negatives = negatives
         self.options = options
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy, whose divergence and similarity torch.compile must know (`fmicl.losses.operator`)."""
+        super().__setstate__(state)
+        for value in vars(self).values():
+            if isinstance(value, Divergence | Similarity):
+                remember(value)
 
     def common(self, negatives: Tensor | None) -> dict[str, Any]:
         """The arguments that all functions of `fmicl.functional` take; explicit negatives (M, d) replace the others."""

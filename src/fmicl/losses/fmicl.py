@@ -24,6 +24,7 @@ from fmicl.losses.similarities import Fitted, Gaussian, Similarity, make_similar
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
 from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors
+from fmicl.utils.live_objects import remember
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives
 
@@ -44,8 +45,8 @@ class FMICLLoss(LabelledLoss):
 
     The same input gives the same bits of loss and gradient (`fmicl.kernels`). Within torch.func's transforms (grad,
     hessian, vmap) "auto" is the dense kernel "reference", the only one that they support; `shift="optimal"` is
-    supported with KL alone there. In a function compiled by torch.compile a loss runs eagerly, between two graphs; with
-    "reference" it is compiled too (`shift="optimal"` again with KL alone), which fullgraph=True needs.
+    supported with KL alone there. torch.compile takes a loss into its graph as one operator
+    (`fmicl.losses.operator`), or traces it with "reference"; only a learned divergence breaks the graph.
 
     Args:
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`.
@@ -98,7 +99,7 @@ class FMICLLoss(LabelledLoss):
         super().__init__(negatives, label_negatives, **options)
         require_alpha(alpha, shift)
         made = make_similarity(similarity, gamma, mu)  # checks all three
-        self.divergence = make_divergence(divergence)
+        self.divergence = remember(make_divergence(divergence))
         require_curved(self.divergence)
         if self.divergence.learned and made.critic(self.divergence, 2).direct:
             raise ValueError(
@@ -108,7 +109,7 @@ class FMICLLoss(LabelledLoss):
         self.alpha = alpha
         self.gamma = gamma
         self.mu = mu
-        self.similarity = similarity
+        self.similarity = similarity if isinstance(similarity, str) else remember(similarity)
         self.shift = shift
         learned = _parameters(self.divergence, similarity)
         if learned:
@@ -126,7 +127,9 @@ class FMICLLoss(LabelledLoss):
 
         Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
         """
-        return self.terms(x, y, negatives, labels, targets).total()
+        if self.divergence.learned:
+            return self.terms(x, y, negatives, labels, targets).total()
+        return functional.fmicl_loss(x, y, self.divergence, **self._settings(negatives, labels, targets))
 
     def terms(
         self,
@@ -141,17 +144,19 @@ class FMICLLoss(LabelledLoss):
         For a learned divergence alignment has a term of value 0, whose gradient trains its weights.
         """
         alignment, uniformity = functional.fmicl_terms(
-            x,
-            y,
-            self.divergence.frozen(),
-            alpha=self.alpha,
-            gamma=self.gamma,
-            mu=self.mu,
-            similarity=self.similarity,
-            shift=self.shift,
-            **self.labelled(negatives, labels, targets),
+            x, y, self.divergence.frozen(), **self._settings(negatives, labels, targets)
         )
         return Terms(self.with_criterion(alignment, x, y, negatives), uniformity)
+
+    def _settings(self, negatives: Tensor | None, labels: Tensor | None, targets: Tensor | None) -> dict[str, Any]:
+        return {
+            "alpha": self.alpha,
+            "gamma": self.gamma,
+            "mu": self.mu,
+            "similarity": self.similarity,
+            "shift": self.shift,
+            **self.labelled(negatives, labels, targets),
+        }
 
     def with_criterion(self, loss: Tensor, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss plus a term of value 0 whose gradient trains a learned divergence, if this is one.

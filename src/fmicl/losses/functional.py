@@ -33,12 +33,13 @@ from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
 from fmicl.kernels.transforms import in_transforms
+from fmicl.losses import fused
 from fmicl.losses.balance import balanced_uniformity, require_alpha
 from fmicl.losses.pairing import ComputeOptions, Pairs
 from fmicl.losses.shift import optimally_shifted
 from fmicl.losses.similarities import FittedCritic, Similarity, make_similarity
 from fmicl.losses.statistics import batch_covariance, centre, off_diagonal_squares, prepare_views, standardise
-from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, make_targets, masked_logsumexp
+from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, Targets, make_targets, masked_logsumexp
 from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.numerics import autocast_enabled
 from fmicl.utils.validation import (
@@ -87,19 +88,37 @@ class Terms(NamedTuple):
         return self.alignment + self.uniformity
 
 
-def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
-    """Disable autocast, which would round the inner products to half precision.
+def _operator(function: Callable[P, R]) -> Callable[P, R]:
+    """Let torch.compile see a loss as an operator (`fmicl.losses.operator`), but for the dense reference.
 
-    torch.compile traces the dense reference only; with the other kernels the function runs eagerly.
+    That is traced, unless its shift is to be found by a search.
     """
+    name = function.__name__  # torch.compile would take that of a decorator's wrapper
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch.compiler.is_dynamo_compiling() and kwargs.get("kernel") != "reference" and not in_transforms():
+        if not torch.compiler.is_dynamo_compiling() or in_transforms():
+            return function(*args, **kwargs)
+        if kwargs.get("kernel") == "reference" and kwargs.get("shift") is None:
+            return function(*args, **kwargs)
+        from fmicl.losses.operator import call_operator
+
+        found = call_operator(name, args, kwargs)
+        if found is None:
             from fmicl.utils.compilation import run_eager
 
-            result: R = run_eager(wrapped, *args, **kwargs)
+            result: R = run_eager(function, *args, **kwargs)
             return result
+        return Terms(*found) if len(found) == 2 else found[0]  # type: ignore[return-value]
+
+    return wrapped
+
+
+def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Disable autocast, which would round the inner products to half precision."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         devices = [value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         device = devices[0] if devices else "cpu"
         if not autocast_enabled(device):
@@ -110,6 +129,7 @@ def _without_autocast(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
+@_operator
 def fmicl_loss(
     x: Tensor,
     y: Tensor,
@@ -166,6 +186,10 @@ def fmicl_loss(
         >>> fmicl_loss(x, y, "js", alpha=40.0).shape
         torch.Size([])
     """
+    if shift is None and labels is None and targets is None and label_negatives == "all":
+        loss = fused.fmicl_loss(x, y, divergence, alpha, gamma, mu, similarity, negatives, **options)
+        if loss is not None:
+            return loss
     return fmicl_terms(
         x,
         y,
@@ -183,6 +207,7 @@ def fmicl_loss(
     ).total()
 
 
+@_operator
 @_without_autocast
 def fmicl_terms(
     x: Tensor,
@@ -233,7 +258,7 @@ def fmicl_terms_of_pairs(
     return Terms(alignment, alpha * pairs.mean(critic) if shift is None else optimally_shifted(pairs, critic, alpha))
 
 
-@_without_autocast
+@_operator
 def infonce_loss(
     x: Tensor,
     y: Tensor,
@@ -275,17 +300,15 @@ def infonce_loss(
         >>> torch.isclose(loss, torch.tensor(1 + 6 / torch.e).log())
         tensor(True)
     """
-    require_positive_scalar("temperature", temperature)
-    pairs = Pairs.prepare(
-        x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
-    )
-    if pairs.labelled is not None:
-        return pairs.mean_of_rows(_infonce_rows(pairs.labelled, 1 / temperature, decoupled))
-    positive, others = _positive_and_others(pairs, 1 / temperature)
-    denominator = others if decoupled else torch.logaddexp(positive, others)
-    return pairs.mean_of_rows(denominator - positive)
+    if labels is None and targets is None and label_negatives == "all":
+        loss = fused.infonce_loss(x, y, temperature, negatives, decoupled, **options)
+        if loss is not None:
+            return loss
+    chosen = make_targets(labels, targets)
+    return _composed_infonce(x, y, temperature, negatives, decoupled, chosen, label_negatives, **options)
 
 
+@_operator
 @_without_autocast
 def align_uniform_loss(
     x: Tensor,
@@ -328,6 +351,7 @@ def align_uniform_loss(
     return pairs.mean_of_rows(distance) + weight * (pairs.log_mean_exp(2 * gamma) - 2 * gamma)
 
 
+@_operator
 @_without_autocast
 def spectral_contrastive_loss(
     x: Tensor,
@@ -363,6 +387,7 @@ def spectral_contrastive_loss(
     return alignment + pairs.mean(Square(mu))
 
 
+@_operator
 @_without_autocast
 def dcl_loss(
     x: Tensor,
@@ -413,6 +438,7 @@ def dcl_loss(
     )
 
 
+@_operator
 @_without_autocast
 def dhel_loss(
     x: Tensor,
@@ -456,6 +482,7 @@ def dhel_loss(
     return pairs.mean_of_rows(energy - (scale - scale / 2 * pairs.squared_distances()))
 
 
+@_operator
 @_without_autocast
 def icon_loss(
     x: Tensor,
@@ -509,6 +536,7 @@ def icon_loss(
     return pairs.mean_of_rows(_divergence_from_point(divergence, torch.logaddexp(positive, others) - positive))
 
 
+@_operator
 @_without_autocast
 def renyi_loss(
     x: Tensor,
@@ -561,6 +589,7 @@ def renyi_loss(
     return mixture / order - pairs.log_mean_exp_of_rows((order - 1) * positive) / (order - 1)
 
 
+@_operator
 @_without_autocast
 def rpc_loss(
     x: Tensor,
@@ -614,6 +643,7 @@ def rpc_loss(
     return cost - pairs.mean_of_rows(positive - beta / 2 * positive.square())
 
 
+@_operator
 @_without_autocast
 def siglip_loss(
     x: Tensor,
@@ -655,6 +685,7 @@ def siglip_loss(
     return positive + pairs.count() / pairs.world.total * (pairs.mean(critic) + math.log(2))
 
 
+@_operator
 @_without_autocast
 def barlow_twins_loss(x: Tensor, y: Tensor, *, weight: float = 0.005, gather: bool = True) -> Tensor:
     r"""Barlow Twins (Zbontar et al., 2021).
@@ -690,6 +721,7 @@ def barlow_twins_loss(x: Tensor, y: Tensor, *, weight: float = 0.005, gather: bo
     return (1 - correlation.diagonal()).square().sum() + weight * off_diagonal_squares(correlation)
 
 
+@_operator
 @_without_autocast
 def vicreg_loss(
     x: Tensor,
@@ -765,6 +797,26 @@ def require_finite_at_zero(divergence: Divergence) -> None:
         raise ValueError(
             f"I-Con needs a divergence with a finite f(0), but that of {divergence.name} is infinite: take kl or js"
         )
+
+
+@_without_autocast
+def _composed_infonce(
+    x: Tensor,
+    y: Tensor,
+    temperature: Scalar,
+    negatives: Negatives | Tensor,
+    decoupled: bool,
+    targets: Targets | None,
+    label_negatives: LabelNegatives,
+    **options: Unpack[ComputeOptions],
+) -> Tensor:
+    require_positive_scalar("temperature", temperature)
+    pairs = Pairs.prepare(x, y, negatives, targets=targets, label_negatives=label_negatives, **options)
+    if pairs.labelled is not None:
+        return pairs.mean_of_rows(_infonce_rows(pairs.labelled, 1 / temperature, decoupled))
+    positive, others = _positive_and_others(pairs, 1 / temperature)
+    denominator = others if decoupled else torch.logaddexp(positive, others)
+    return pairs.mean_of_rows(denominator - positive)
 
 
 def _positive_and_others(pairs: Pairs, scale: Scalar) -> tuple[Tensor, Tensor]:

@@ -22,6 +22,7 @@ from fmicl.losses.registry import (
 )
 from fmicl.losses.targets import LabelNegatives
 from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.live_objects import remember
 from fmicl.utils.validation import Negatives
 
 __all__ = ["IConLoss", "IConOptions"]
@@ -56,7 +57,7 @@ class IConLoss(LabelledLoss):
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
         require_positive_scalar("temperature", temperature)
-        self.divergence = make_divergence(divergence)
+        self.divergence = remember(make_divergence(divergence))
         require_fixed(self.divergence)
         functional.require_finite_at_zero(self.divergence)
         self.temperature = temperature

@@ -63,11 +63,6 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
             f"within torch.func shift='optimal' works with kl alone, got {critic.divergence.name}: the search for v "
             "depends on values. torch.autograd gives a first derivative"
         )
-    if torch.compiler.is_dynamo_compiling():  # which can't trace the search either
-        from fmicl.utils.compilation import run_eager
-
-        shifted: Tensor = run_eager(optimally_shifted, pairs, critic, alpha)
-        return shifted
     with torch.no_grad():
         closest = _wide(critic.z(pairs.largest_cosine()))
         rounding = torch.finfo(pairs.dtype).eps

@@ -17,9 +17,9 @@ R = TypeVar("R")
 
 
 @torch.compiler.disable(  # type: ignore[untyped-decorator]
-    reason="torch.compile can trace fmicl's losses only with kernel='reference', and shift='optimal' only with KL; the "
-    "others run eagerly, between two graphs. For a single graph (fullgraph=True) use these, or compile the model and "
-    "leave the loss outside"
+    reason="this loss depends on parameters of its divergence or similarity, or on one that was made within the "
+    "compiled function, so it runs eagerly, between two graphs. For a single graph (fullgraph=True) make the "
+    "divergence outside, take kernel='reference', which is traced, or compile the model and leave the loss outside"
 )
 def run_eager(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Call a function that torch.compile must not trace, from code that it compiles.

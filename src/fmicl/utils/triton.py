@@ -17,7 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["can_launch", "compile_in_parallel", "interpreting", "launch", "multiprocessors", "triton_runs_on"]
+__all__ = [
+    "CachedLaunch",
+    "can_launch",
+    "compile_in_parallel",
+    "interpreting",
+    "launch",
+    "multiprocessors",
+    "triton_runs_on",
+]
 
 
 @functools.cache
@@ -65,6 +73,38 @@ def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
         launcher: Callable[..., object] = kernel[grid]
         return launcher
     return functools.partial(_compilation.submit, kernel, grid)
+
+
+class CachedLaunch:
+    """A kernel with its grid and settings, for calls whose arguments differ in nothing but the tensors' contents.
+
+    The first call goes through Triton, which inspects every argument to select a compiled kernel, in some 20 to 40
+    microseconds. Later calls launch that kernel directly. So numbers must be the same in each call, and tensors of the
+    same type and device, with the alignment that they had; those in a kernel's do_not_specialize may be unaligned.
+
+    Example:
+        >>> class Kernel:
+        ...     def __getitem__(self, grid):
+        ...         return lambda value, SIZE, num_warps: print(grid, value, SIZE)
+        >>> CachedLaunch(Kernel(), (4, 1, 1), num_warps=4, SIZE=16)("x")
+        (4, 1, 1) x 16
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, int, int], **settings: Any) -> None:
+        self.kernel, self.grid, self.settings = kernel, grid, settings
+        self.again: Callable[..., object] | None = None
+        self.constants: tuple[Any, ...] = ()
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch the kernel with the arguments that aren't constants of its compilation."""
+        if self.again is not None and _compilation is None:
+            self.again(*arguments, *self.constants)
+            return
+        compiled = launch(self.kernel, self.grid)(*arguments, **self.settings)
+        if _compilation is None and hasattr(compiled, "packed_metadata"):  # the interpreter returns None
+            names = self.kernel.arg_names[len(arguments) :]
+            self.constants = tuple(self.settings[name] for name in names)
+            self.again = compiled[self.grid]  # type: ignore[index]
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from fmicl.losses.balance import balance
 from fmicl.losses.fmicl import FMICLOptions
 from fmicl.losses.pairing import Pairs
 from fmicl.losses.registry import ObjectiveContext
-from fmicl.losses.similarities import make_similarity
+from fmicl.losses.similarities import Fitted, make_similarity
 from fmicl.theory import balanced_alpha, push
 from two_views import F64, MODES, NAMES, batch, queue, unit
 
@@ -137,6 +137,10 @@ def test_refuses() -> None:
     with pytest.raises(ValueError, match=r"alpha='auto'.*shift='optimal'"):
         recipe("digits", alpha="auto", shift="optimal")
     x, y = (view.requires_grad_() for view in batch())
+    bent = Fitted(0.0, slopes=(1.0, 3.0), knots=(0.0,))
+    for name in ("kl", "js"):
+        with pytest.raises(ValueError, match="alpha=auto"):
+            fmicl.FMICLLoss(name, "auto", similarity=bent)(x, y)
     loss = fmicl.FMICLLoss("js", "auto")
     with pytest.raises(RuntimeError, match=r"twice.*alpha='auto'"):
         torch.autograd.grad(loss(x, y), x, create_graph=True)

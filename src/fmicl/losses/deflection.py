@@ -94,6 +94,5 @@ class _Moment:
         return (self.critic.score(z) - self.centre).pow(self.power)
 
     def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        score = self.critic.score(z) - self.centre
-        slope = torch.ones_like(z) if self.critic.direct else self.critic.divergence.score_slope(z)
-        return score.pow(self.power), self.power * score.pow(self.power - 1) * slope
+        slope: Tensor = torch.func.grad(lambda value: self.penalty(value).sum())(z)
+        return self.penalty(z), slope

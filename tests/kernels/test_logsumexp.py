@@ -60,7 +60,7 @@ class TestLogSumExp:
     def test_smallest_and_largest_terms(self, kept: int, scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
         """Rows of nothing but such terms; from a scale of 43.7 on, a maximum is subtracted."""
         monkeypatch.setattr(tiled, "_KEPT", kept)
-        assert tiled._moderate(scale, torch.float32) == (abs(scale) < 43.7)
+        assert tiled.is_moderate(scale, torch.float32) == (abs(scale) < 43.7)
         x = torch.eye(3)[:1].requires_grad_()
         other = torch.stack([-torch.eye(3)[0], -torch.eye(3)[0] + 1e-3 * torch.eye(3)[1]]).repeat(300, 1)
         value = kernels.row_logsumexp(x, other, scale, kernel="tiled")

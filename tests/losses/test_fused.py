@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -162,9 +164,12 @@ def test_strided_rows_and_autocast(kernel: Kernel) -> None:
 def test_other_losses_are_composed(loss: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     composed = fmicl.losses.pairing.Pairs.prepare
     seen: list[object] = []
-    monkeypatch.setattr(
-        "fmicl.losses.functional.Pairs.prepare", lambda *args, **named: seen.append(args) or composed(*args, **named)
-    )
+
+    def prepare(*args: Any, **named: Any) -> object:
+        seen.append(args)
+        return composed(*args, **named)
+
+    monkeypatch.setattr("fmicl.losses.functional.Pairs.prepare", prepare)
     assert loss(*(torch.nn.functional.normalize(v) for v in views(6, 5, "tiled"))).isfinite()
     assert seen
 
@@ -181,8 +186,12 @@ def test_a_launch_is_repeated_without_inspection() -> None:
     class Kernel:
         arg_names = ("x", "SIZE", "FLAG")
 
-        def __getitem__(self, grid: tuple[int, ...]) -> object:
-            return lambda *arguments, **settings: calls.append(("first", grid, arguments, settings)) or Compiled()
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Compiled]:
+            def first(*arguments: object, **settings: object) -> Compiled:
+                calls.append(("first", grid, arguments, settings))
+                return Compiled()
+
+            return first
 
     launch = CachedLaunch(Kernel(), (2, 1, 1), num_warps=4, FLAG=True, SIZE=16)
     launch("one")

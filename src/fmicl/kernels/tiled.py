@@ -187,21 +187,21 @@ def accumulate_pairs(
                 grad_columns.addmm_(slope.T, x, alpha=factor)
         return total if x.device.type == "mps" else total.double()
     tiles = _Tiles(x, columns, offset, scale)
-    total = None
+    summed: Tensor | None = None
     for i, j, z in tiles:
         value, slope = _evaluate(function, z, grad_x is not None, skip, i, j)
         value = value.double() if x.device.type != "mps" else value
         mirrored = symmetric and i != j  # both orders of a pair: slope x_j for row i, and slope x_i for row j
         value = 2 * value if mirrored else value
-        total = value if total is None else total + value
+        summed = value if summed is None else summed + value
         if grad_x is not None and slope is not None:
             grad_x[i].addmm_(slope, tiles.columns[j], alpha=factor)
             if mirrored:
                 grad_x[j].addmm_(slope.T, tiles.x[i], alpha=factor)
             elif grad_columns is not None:
                 grad_columns[j].addmm_(slope.T, tiles.x[i], alpha=factor)
-    assert total is not None
-    return total
+    assert summed is not None
+    return summed
 
 
 @_exact

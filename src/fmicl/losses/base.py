@@ -33,7 +33,7 @@ class ContrastiveLoss(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy, whose divergence and similarity torch.compile must know (`fmicl.losses.operator`)."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         for value in vars(self).values():
             if isinstance(value, Divergence | Similarity):
                 remember(value)

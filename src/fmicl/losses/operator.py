@@ -60,8 +60,10 @@ def call_operator(function: str, args: Sequence[Any], kwargs: Mapping[str, Any])
 
     None if an argument depends on parameters of its own (a learned divergence) or was made by the compiled code.
     """
-    tensors, described = [], []
-    for key, value in [*enumerate(args), *kwargs.items()]:
+    tensors: list[Tensor] = []
+    described: list[Argument] = []
+    named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+    for key, value in named:
         if isinstance(value, Tensor):
             tensors.append(value)
             described.append((key, _TENSOR, ""))

@@ -131,10 +131,12 @@ def test_an_unknown_divergence_is_refused_with_the_near_ones() -> None:
 
 
 def test_unused_options() -> None:
-    assert set(FMICLOptions(shift="optimal").why_unused()) == {"alpha", "mu"}
-    assert FMICLOptions(shift="optimal", divergence="js").why_unused() == {}
-    assert set(FMICLOptions(similarity_from=Path("assumption.json")).why_unused()) == {"similarity_from"}
-    assert all(OBJECTIVES[name].value().why_unused() == {} for name in CONTRASTIVE if name not in ("dhel", "siglip"))
+    assert set(FMICLOptions(shift="optimal").why_unused()) == {"alpha", "mu", "similarity_from"}
+    assert set(FMICLOptions(shift="optimal", divergence="js").why_unused()) == {"similarity_from"}
+    fitted = FMICLOptions(similarity="fitted", similarity_from=Path("assumption.json"))
+    assert set(fitted.why_unused()) == {"gamma", "mu"}
+    others = (name for name in CONTRASTIVE if name not in ("dhel", "fmicl", "siglip"))
+    assert all(OBJECTIVES[name].value().why_unused() == {} for name in others)
 
 
 def test_the_divergence_of_further_terms() -> None:

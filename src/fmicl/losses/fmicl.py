@@ -271,9 +271,7 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
             return dict.fromkeys(("gamma", "mu"), "similarity fitted has its own")
         constant = self.divergence == "kl" and not self.skew and self.shift == "optimal"
         found = dict.fromkeys(("alpha", "mu"), "kl with the optimal shift doesn't depend on it") if constant else {}
-        if self.similarity_from is not None:
-            found["similarity_from"] = "only similarity fitted takes it"
-        return found
+        return {**found, "similarity_from": "only similarity fitted takes it"}
 
     def warnings(self, context: ObjectiveContext) -> list[str]:
         """Warn of negatives without a gradient that repel too strongly, and say which alpha balances them.

@@ -201,10 +201,14 @@ class Schema:
         Example:
             >>> schema_of("images").owner_titles("encoder_momentum")
             'method byol, moco, mocov3'
+            >>> schema_of("images").owner_titles("negatives")
+            'every objective'
         """
         titles = [group.title for group in self.owners[name]]
         first, *others = titles
         kind = first.split()[0]
+        if others and len(titles) == len(CHOICES.get(kind, ())):
+            return f"every {kind}"
         return ", ".join([first, *(title.removeprefix(f"{kind} ") for title in others)])
 
 

@@ -15,8 +15,6 @@ from fmicl.kernels.parameters import penalty_parameters
 from fmicl.kernels.transforms import frees_graph
 from fmicl.utils.numerics import exact_matmul, to_float32
 
-__all__ = ["pair_sum", "row_logsumexp"]
-
 
 def pair_sum(
     x: Tensor, other: Tensor | None, function: PairFunction, skip: int | None, backend: Backend, world: World

@@ -15,8 +15,6 @@ from fmicl.kernels.transforms import frees_graph, is_batched
 from fmicl.utils.numerics import normalise
 from fmicl.utils.triton import interpreting, launch, triton_runs_on
 
-__all__ = ["can_fuse_positives", "normalise_pairs", "pair_distances"]
-
 _LONGEST_ROW = 4096  # entries that one Triton program holds
 _CHUNK = 2**20  # entries that are converted to float32 at a time
 

@@ -32,8 +32,6 @@ from fmicl.utils.numerics import EXACT, autocast_enabled, exact_matmul, matmul_p
 from fmicl.utils.triton import interpreting, triton_runs_on
 from fmicl.utils.validation import Negatives
 
-__all__ = ["fmicl_loss", "infonce_loss"]
-
 _HALF = (torch.bfloat16, torch.float16)
 # Lengths of rows whose squares float32 represents with all of its digits.
 _SHORTEST, _LONGEST = 1e-15, 1e15

@@ -77,6 +77,7 @@ def _differentiable_gradients(
     x: Tensor, y: Tensor, gradients: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients by plain torch operations, for double backward."""
+    x, y = x.view_as(x), y.view_as(y)  # told apart, also where one is a function of the other
     x_unit, y_unit = normalise(x.float()), normalise(y.float())
     outputs = zip((x_unit, y_unit, (x_unit - y_unit).square().sum(dim=-1)), gradients, strict=True)
     used = [(output, given) for output, given in outputs if given is not None and output.requires_grad]

@@ -405,10 +405,10 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def differentiable(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient by plain autograd, for create_graph=True."""
-        inputs = ctx.saved_tensors
         with torch.enable_grad():
+            inputs = [view.view_as(view) for view in ctx.saved_tensors]  # told apart, also where y is a function of x
             value = ctx.loss.composed(*inputs)
-        wanted = [value for value, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+        wanted = [view for view, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
         found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True))
         by_x, by_y = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
         return by_x, by_y, None, None

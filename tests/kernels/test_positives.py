@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -71,6 +73,18 @@ def test_double_backward_of_one_view(kernel: Kernel) -> None:
         (slope,) = torch.autograd.grad(value, exact, create_graph=True)
         (wanted,) = torch.autograd.grad(slope.square().sum(), exact)
         torch.testing.assert_close(second.double(), wanted, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [kernels.pair_sum, kernels.row_logsumexp])
+def test_differentiable_gradient_where_columns_depend_on_rows(function: Callable[..., Tensor]) -> None:
+    critic = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("js"), d=4)
+    found = []
+    for kernel in ("tiled", "reference"):
+        x = rows(6, 4).requires_grad_()
+        how = critic if function is kernels.pair_sum else 2.0
+        total = function(x, x.square(), how, kernel=kernel).sum()
+        found.append(torch.autograd.grad(total, x, create_graph=True)[0])
+    torch.testing.assert_close(*found)
 
 
 def test_double_backward_of_an_unused_view() -> None:

@@ -138,6 +138,19 @@ def test_passes_through_one_graph(name: str, kernel: Kernel) -> None:
     torch.testing.assert_close(torch.autograd.grad(3 * value, (x, y)), tuple(3 * v for v in first))
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("name", ["js", "infonce", "siglip"])  # the last is composed of its parts
+def test_differentiable_gradients_of_dependent_views(name: str, kernel: Kernel) -> None:
+    def results(kernel: Kernel, second: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        x = views(6, 5, kernel)[0].requires_grad_()
+        loss = fmicl.SigLIPLoss(kernel=kernel) if name == "siglip" else make(name, "cross", kernel)
+        (gradient,) = torch.autograd.grad(loss(x, second(x)), x, create_graph=True)
+        return [gradient, *torch.autograd.grad(gradient.square().sum(), x)]
+
+    for second in (lambda x: x.flip(1) + 0.3 * x.square(), lambda x: x):
+        torch.testing.assert_close(results(kernel, second), results("reference", second), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.usefixtures("only_fused")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_strided_rows_and_autocast(kernel: Kernel) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-__all__ = ["command"]
-
 
 def command(kind: type[Callable[[], None]]) -> Callable[[Sequence[str]], int]:
     """``run(words)`` of a command: parses the words as fields of the dataclass, and calls it.

@@ -17,8 +17,6 @@ from fmicl import __version__
 from fmicl.utils.errors import NonFiniteError
 from fmicl.utils.output import ignore_closed_output, open_missing_output, redirect_to_devnull
 
-__all__ = ["main"]
-
 COMMANDS = {
     "train": ("fmicl.cli.train", "Train an encoder on images or text by a recipe."),
     "sweep": ("fmicl.cli.sweep", "Train a recipe on a grid of settings, several runs at once; resumes by itself."),

@@ -13,8 +13,6 @@ import tyro
 from fmicl.config import Schema
 from fmicl.utils.options import Option
 
-__all__ = ["expand_negated_flags", "flat_values", "options_class"]
-
 GROUP = "group_"
 """Prefix of the fields that hold groups of options."""
 

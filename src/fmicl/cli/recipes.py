@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from fmicl.cli.main import COMMANDS
 from fmicl.config import RECIPES
 
-__all__ = ["split_recipe"]
-
 
 def split_recipe(command: str, words: Sequence[str]) -> tuple[str, list[str]] | None:
     """The recipe and the rest of the words; None after the list of recipes was printed.

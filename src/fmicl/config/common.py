@@ -7,8 +7,6 @@ from typing import Literal
 
 from fmicl.utils.options import option, require_at_least_zero, require_positive_fields
 
-__all__ = ["MachineOptions", "MethodChoice", "ObjectiveChoice", "OptimisationOptions"]
-
 
 @dataclass(frozen=True)
 class MethodChoice:

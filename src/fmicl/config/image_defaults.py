@@ -15,8 +15,6 @@ from typing import Any
 
 from fmicl.data.augmentations.views import IMAGENET_MEAN, IMAGENET_STD
 
-__all__ = ["ImageFacts", "choose_defaults"]
-
 CPU_SIZE = 48
 """Side of images on a CPU. Smaller ones are enlarged to it: the encoder reduces the resolution 32 times."""
 GPU_SIZES = (64, 96, 128, 160, 192, 224)

@@ -30,8 +30,6 @@ from fmicl.methods import METHODS, MethodOptions
 from fmicl.utils.options import Option, check_types, options_of
 from fmicl.utils.registry import Registry, unknown_name
 
-__all__ = ["RECIPES", "TASKS", "Group", "Recipe", "Schema", "Settings", "TaskOptions", "recipe", "register_recipe"]
-
 T = TypeVar("T")
 
 CHOICES: dict[str, Registry[Any]] = {

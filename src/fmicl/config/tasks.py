@@ -17,8 +17,6 @@ from fmicl.models.text import SentenceEncoderOptions
 from fmicl.models.vision import EncoderOptions, ImageHeadOptions
 from fmicl.utils.options import option
 
-__all__ = ["IMAGES", "TEXT", "BatchNormOptions"]
-
 
 @dataclass(frozen=True)
 class BatchNormOptions:

@@ -5,8 +5,8 @@ from fmicl.data.images.evaluation_batches import display_images, evaluation_batc
 from fmicl.data.images.fingerprint import describe_change, fingerprint
 from fmicl.data.images.folder import survey_folder
 from fmicl.data.images.labels import training_labels
-from fmicl.data.images.loading import DATASETS, dataset_info, list_datasets, load_images, require_data_dir
-from fmicl.data.images.registry import DatasetInfo, LoadRequest, register_dataset
+from fmicl.data.images.loading import dataset_info, list_datasets, load_images, require_data_dir
+from fmicl.data.images.registry import DATASETS, DatasetInfo, LoadRequest, register_dataset
 from fmicl.data.images.samples import (
     ArraySamples,
     FileSamples,

@@ -12,8 +12,6 @@ from pathlib import Path
 from fmicl.utils.locks import wait_for_lock
 from fmicl.utils.options import option
 
-__all__ = ["CacheOptions", "cache_root", "locked_entry"]
-
 
 @dataclass(frozen=True)
 class CacheOptions:

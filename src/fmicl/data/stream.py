@@ -10,8 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Batch", "Stream", "seeded_generator"]
-
 
 class Batch(NamedTuple):
     """Two or more views of each sample of a batch.

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from fmicl.utils.learnable import Scalar, format_scalar, log, require_positive_scalar
 
-__all__ = ["Divergence", "Weighted", "as_real"]
-
 
 def as_real(value: Tensor | float) -> Tensor:
     """Convert to a real tensor, half precision to float32: e^r leaves the range of half types."""

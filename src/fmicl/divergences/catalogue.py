@@ -15,8 +15,6 @@ from fmicl.divergences.special import expm1, log_lambert_w
 from fmicl.utils.learnable import Scalar, format_scalar, host_value
 from fmicl.utils.options import option
 
-__all__ = ["JS", "KL", "VLC", "Jeffrey", "Neyman", "Pearson", "ReverseKL", "SquaredHellinger", "Tsallis"]
-
 
 def _power_difference(power: Scalar, r: Tensor, reference: Tensor) -> Tensor:
     """u^power at u = e^r, minus that at u = e^reference."""

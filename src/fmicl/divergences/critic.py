@@ -10,8 +10,6 @@ from torch import Tensor
 from fmicl.divergences.base import Divergence, as_real
 from fmicl.utils.learnable import Scalar
 
-__all__ = ["Critic", "require_curved"]
-
 
 def require_curved(divergence: Divergence) -> None:
     """Refuse a divergence whose loss has no gradient.

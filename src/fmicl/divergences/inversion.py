@@ -12,8 +12,6 @@ from torch import Tensor
 from fmicl.divergences.base import Divergence
 from fmicl.utils.learnable import leaf_tensors
 
-__all__ = ["InvertedConjugate"]
-
 _LARGEST = 350.0  # of |r|: squares of e^r are still numbers
 _STEPS = 100  # at most; about 15 if a value can be read
 _CAPTURED_STEPS = 40  # in a CUDA graph, where none can

@@ -27,8 +27,6 @@ from fmicl.divergences.catalogue import JS, KL, Pearson, Tsallis
 from fmicl.divergences.inversion import InvertedConjugate
 from fmicl.divergences.registry import register_divergence
 
-__all__ = ["Learned", "require_fixed"]
-
 # f_k, f_k'(1) and f_k''(1)
 _COMPONENTS: dict[str, tuple[Divergence, float, float]] = {
     "js": (JS(), 0.0, 0.5),

@@ -11,8 +11,6 @@ from fmicl.utils.live_objects import remember
 from fmicl.utils.options import options_of
 from fmicl.utils.registry import Registry
 
-__all__ = ["DIVERGENCES", "DivergenceName", "divergence", "list_divergences", "register_divergence"]
-
 DIVERGENCES: Registry[type[Divergence]] = Registry("divergence")
 
 DivergenceName: TypeAlias = (

@@ -38,8 +38,6 @@ from fmicl.divergences.base import Divergence
 from fmicl.divergences.inversion import InvertedConjugate
 from fmicl.utils.validation import require_skew
 
-__all__ = ["Skewed"]
-
 
 @dataclass(frozen=True, repr=False)
 class Skewed(InvertedConjugate):

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["expm1", "log_hyp0f1", "log_lambert_w"]
-
 
 def expm1(x: Tensor) -> Tensor:
     """e^x - 1 with the derivative e^x; torch's is expm1(x) + 1, which cancels for very negative x.

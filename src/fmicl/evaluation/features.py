@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from fmicl.models.norms import evaluation_mode
 
-__all__ = ["EVALUATION_BATCH", "evaluation_batch_size", "extract_features"]
-
 EVALUATION_BATCH = 512
 """Images per batch, unless they are large or a GPU takes more."""
 CPU_PIXELS = 2**19

@@ -15,18 +15,6 @@ from torch import Tensor
 
 from fmicl.utils.numerics import exact_matmul, normalise
 
-__all__ = [
-    "Neighbours",
-    "PairDistances",
-    "alignment",
-    "effective_rank",
-    "lidar",
-    "nearest_neighbours",
-    "pair_distances",
-    "rankme",
-    "uniformity",
-]
-
 # Tiles of similarities are at most _ROWS x _COLUMNS: 128 MiB on a CPU, where a matrix product of 512 rows reaches full
 # speed, and 512 MiB on a GPU, which needs more rows for that.
 _COLUMNS = 2**16

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from fmicl.utils.options import check_fields, option, require_at_least_zero, require_positive_fields
 
-__all__ = ["EvaluationOptions"]
-
 
 @dataclass(frozen=True)
 class EvaluationOptions:

@@ -17,8 +17,6 @@ from fmicl.evaluation.geometry import check_matrix, stream_neighbours
 from fmicl.evaluation.logistic import LogisticRegression
 from fmicl.utils.numerics import exact_matmul
 
-__all__ = ["LinearProbeResult", "knn_accuracy", "knn_predict", "linear_probe"]
-
 WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(15))
 """The probe's grid: from 1 to 1e-7 in half decades."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from fmicl.utils.registry import unknown_name
 
-__all__ = ["SCORES", "Score", "score"]
-
 
 @dataclass(frozen=True)
 class Score:

@@ -25,18 +25,6 @@ from torch import Tensor
 
 from fmicl.evaluation.geometry import alignment, check_matrix, uniformity, unit_rows
 
-__all__ = [
-    "TASKS",
-    "Encode",
-    "Progress",
-    "StsTask",
-    "evaluate_sts",
-    "evaluate_tasks",
-    "load_sts",
-    "load_stsb",
-    "spearman",
-]
-
 Encode = Callable[[Sequence[str]], Tensor]
 """Maps B sentences to embeddings (B, d) on any device; only directions matter."""
 

@@ -28,8 +28,6 @@ from fmicl.information.flow import Prior, fit_flow
 from fmicl.information.sphere import CosineLaw, GammaFit, LinearFit, RatioBins, fit_gamma, linear_fit, log_ratio_bins
 from fmicl.utils.numerics import normalise
 
-__all__ = ["AssumptionCheck", "FlowBins", "check_assumption", "fitted_law", "flow_bins"]
-
 STRAIGHT = 0.9
 """R^2 from which a line counts as straight."""
 FEWEST = 5

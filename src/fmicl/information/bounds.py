@@ -18,8 +18,6 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.base import as_real
 
-__all__ = ["label_information", "variational_bound"]
-
 
 def variational_bound(
     divergence: DivergenceName | Divergence,

@@ -19,18 +19,6 @@ from torch.nn import functional as F
 from fmicl.information.gaussian import GaussianCopula
 from fmicl.utils.registry import Registry
 
-__all__ = [
-    "CRITICS",
-    "BilinearCritic",
-    "CopulaCritic",
-    "Critic",
-    "GaussianKernelCritic",
-    "JointCritic",
-    "SeparableCritic",
-    "list_critics",
-    "mlp",
-]
-
 
 def mlp(inputs: int, hidden: int, outputs: int, layers: int = 2) -> nn.Sequential:
     """Layers of one width with SiLU between them.

@@ -27,8 +27,6 @@ from fmicl.information.preparation import Marginals, as_samples, prepare
 from fmicl.utils.device import pick_device
 from fmicl.utils.seeding import mix_seed
 
-__all__ = ["Estimate", "InformationEstimator", "Training", "estimate"]
-
 BLOCK = 2048
 """Samples that are paired with each other in an evaluation: memory is the square of it."""
 SHIFTS = 64

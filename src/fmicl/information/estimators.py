@@ -26,8 +26,6 @@ from fmicl.information.critics import Critic, log_mean_exp, mlp
 from fmicl.utils.options import option, options_of
 from fmicl.utils.registry import Registry
 
-__all__ = ["ESTIMATORS", "Estimator", "Terms", "list_estimators", "make_estimator", "plug_in"]
-
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 KL_NAME = "kl"

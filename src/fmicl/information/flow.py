@@ -16,8 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Prior", "RealNVP", "fit_flow"]
-
 Prior = Literal["gaussian", "uniform"]
 
 

@@ -31,8 +31,6 @@ from fmicl.divergences import (
 )
 from fmicl.divergences import divergence as make_divergence
 
-__all__ = ["GaussianCopula", "correlations_for", "gaussian_information"]
-
 LARGEST = 1 - 1e-6
 """Canonical correlations of samples are at most this."""
 

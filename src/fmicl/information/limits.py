@@ -25,8 +25,6 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.information.estimation import Estimate
 
-__all__ = ["largest_bound", "largest_information", "matching_information", "warnings_of"]
-
 FEW_SAMPLES = 100
 """Below this number of samples, no estimate is to be relied on."""
 

@@ -13,8 +13,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Marginals", "as_samples", "normal_scores", "one_hot", "prepare", "standardise"]
-
 Marginals = Literal["normal", "standard", "none"]
 """What is done to continuous columns: normal scores (ranks), mean 0 and variance 1, or nothing."""
 

@@ -19,17 +19,6 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.special import log_hyp0f1
 
-__all__ = [
-    "CosineLaw",
-    "GammaFit",
-    "LinearFit",
-    "RatioBins",
-    "fit_gamma",
-    "linear_fit",
-    "log_ratio_bins",
-    "sphere_information",
-]
-
 GRID = 8193
 """Points of the grid over angles."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 
-__all__ = ["f_mutual_information"]
-
 
 def f_mutual_information(joint: Tensor, divergence: DivergenceName | Divergence) -> Tensor:
     """The exact f-mutual information of a discrete joint distribution.

@@ -25,8 +25,6 @@ from fmicl.utils.validation import Negatives
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["FMICLLoss"]
-
 
 class FMICLLoss(nn.Module):
     r"""Contrastive learning with any f-divergence, for ``loss=`` of a ``SentenceTransformerTrainer``.

@@ -15,8 +15,6 @@ from fmicl.kernels.parameters import penalty_parameters
 from fmicl.kernels.transforms import frees_graph
 from fmicl.utils.numerics import exact_matmul, to_float32
 
-__all__ = ["pair_sum", "row_logsumexp"]
-
 
 def pair_sum(
     x: Tensor, other: Tensor | None, function: PairFunction, skip: int | None, backend: Backend, world: World
@@ -236,9 +234,11 @@ def _dense_gradients(
     function: Callable[[Tensor, Tensor], Tensor], grad: Tensor, x: Tensor, other: Tensor | None, *parameters: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Differentiable gradients by the dense reference, for double backward."""
-    given = (x, other, *parameters)
+    with torch.enable_grad():  # views are told apart, also where one input is a function of another
+        rows, columns = x.view_as(x), None if other is None else other.view_as(other)
+        value = function(rows, rows if columns is None else columns)
+    given = (rows, columns, *parameters)
     inputs = [value for value in given if value is not None and value.requires_grad]
-    value = function(x, x if other is None else other)
     found = iter(torch.autograd.grad(value, inputs, grad, create_graph=True, allow_unused=True))
     return tuple(next(found) if value is not None and value.requires_grad else None for value in given)
 

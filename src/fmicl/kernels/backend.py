@@ -30,8 +30,6 @@ from torch import Tensor
 
 from fmicl.utils.learnable import Scalar
 
-__all__ = ["Backend", "Normaliser", "PairFunction", "Square"]
-
 
 class PairFunction(Protocol):
     """A scalar function of the affine image z = offset + scale * c of an inner product c."""

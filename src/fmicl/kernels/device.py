@@ -16,8 +16,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["apply_weights", "fused_logsumexp", "fused_pairs", "tile_weights"]
-
 
 @triton.jit
 def reciprocal(u):

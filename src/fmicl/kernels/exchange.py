@@ -16,17 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = [
-    "World",
-    "all_logsumexp",
-    "all_max",
-    "all_sum",
-    "gather_rows",
-    "require_first_order",
-    "ring_exchange",
-    "world_of",
-]
-
 # Columns of more bytes than this in all are passed around a ring instead of being gathered at once.
 RING_ABOVE = 256 * 2**20
 _DESCRIPTION = 64  # characters of the description of a process's input, which all processes compare

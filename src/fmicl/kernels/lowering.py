@@ -24,8 +24,6 @@ from fmicl.divergences.critic import Critic
 from fmicl.divergences.skewed import Skewed
 from fmicl.kernels.backend import PairFunction, Square
 
-__all__ = ["LOG2E", "Lowered", "LoweredScore", "lower", "lower_score"]
-
 LOG2E = math.log2(math.e)
 _SUPPORTED = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, Skewed, SquaredHellinger, Tsallis, Weighted}
 _SMALLEST_POWER = 20.0  # of e^-this, by which a skewed power may come closer to the underflow of float32

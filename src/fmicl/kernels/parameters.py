@@ -21,8 +21,6 @@ from fmicl.divergences.critic import Critic
 from fmicl.kernels.backend import PairFunction, Square
 from fmicl.utils.learnable import Scalar, host_value, leaf_tensors
 
-__all__ = ["fold_scalars", "fold_scale", "has_learnable_scalars", "penalty_parameters"]
-
 _WITHOUT_PARAMETERS = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, SquaredHellinger}
 _LARGE_SCALE = 1024.0  # so large that kernels subtract the maximum before they exponentiate, whatever the true scale is
 _BFLOAT16_PARTS = 3  # bfloat16 numbers whose sum has the 24 bits of a float32

@@ -15,8 +15,6 @@ from fmicl.kernels.transforms import frees_graph, is_batched
 from fmicl.utils.numerics import normalise
 from fmicl.utils.triton import interpreting, launch, triton_runs_on
 
-__all__ = ["can_fuse_positives", "normalise_pairs", "pair_distances"]
-
 _LONGEST_ROW = 4096  # entries that one Triton program holds
 _CHUNK = 2**20  # entries that are converted to float32 at a time
 
@@ -77,6 +75,7 @@ def _differentiable_gradients(
     x: Tensor, y: Tensor, gradients: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, Tensor | None]:
     """Gradients by plain torch operations, for double backward."""
+    x, y = x.view_as(x), y.view_as(y)  # told apart, also where one is a function of the other
     x_unit, y_unit = normalise(x.float()), normalise(y.float())
     outputs = zip((x_unit, y_unit, (x_unit - y_unit).square().sum(dim=-1)), gradients, strict=True)
     used = [(output, given) for output, given in outputs if given is not None and output.requires_grad]

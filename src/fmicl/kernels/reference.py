@@ -15,8 +15,6 @@ from fmicl.kernels.backend import PairFunction
 from fmicl.utils.learnable import Scalar
 from fmicl.utils.numerics import exact_matmul
 
-__all__ = ["exact_products", "pair_sum", "row_logsumexp"]
-
 
 def pair_sum(x: Tensor, other: Tensor, function: PairFunction, skip: int | None = None) -> Tensor:
     """sum_ij function.penalty(offset + scale * x_i.o_j), without the pairs j = i + skip."""

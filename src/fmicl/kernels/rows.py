@@ -16,8 +16,6 @@ from torch import Tensor
 from fmicl.kernels.reference import exact_products
 from fmicl.utils.numerics import exact_matmul
 
-__all__ = ["RowFunction", "chunks_of_rows", "row_map"]
-
 RowFunction = Callable[[Tensor, slice], Tensor]
 """Inner products (n, M) of a chunk of rows, and which rows they are, to a number for each row (n,)."""
 

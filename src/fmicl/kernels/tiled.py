@@ -18,25 +18,6 @@ from torch import Tensor
 from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.utils.numerics import exact_matmul
 
-__all__ = [
-    "Exponentials",
-    "accumulate_pairs",
-    "exponential_gradient",
-    "is_moderate",
-    "is_one_tile",
-    "largest_cosine",
-    "logsumexp_both",
-    "logsumexp_gradient",
-    "logsumexp_rows",
-    "logsumexp_symmetric",
-    "logsumexp_with_terms",
-    "pair_both",
-    "pair_parameters",
-    "pair_rows",
-    "pair_symmetric",
-    "sums_of_exponentials",
-]
-
 # Rows and columns of a tile: large enough for the full rate of matrix products, small enough that the few arrays of
 # its size stay in a core's cache (CPU) or are a small part of the memory (GPU).
 _CPU_TILE = 768

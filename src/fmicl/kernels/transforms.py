@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["frees_graph", "in_transforms", "is_batched", "is_capturing"]
-
 
 def in_transforms() -> bool:
     """Whether the caller runs inside torch.func's grad, vmap and the like (torch has no public query for it).

@@ -19,8 +19,6 @@ from fmicl.kernels.backend import Normaliser, PairFunction
 from fmicl.kernels.lowering import LOG2E, Lowered, lower
 from fmicl.utils.triton import interpreting, launch, multiprocessors
 
-__all__ = ["TritonBackend"]
-
 _NO_SKIP = 2**30  # an offset that no pair has
 _FUSED_DEPTH = 256  # largest d for which a block of rows and its gradient fit a multiprocessor
 _FEW = 1024  # rows up to which smaller tiles use more of the GPU

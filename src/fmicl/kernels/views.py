@@ -19,8 +19,6 @@ from fmicl.kernels.backend import Normaliser
 from fmicl.kernels.lowering import LOG2E, Lowered, LoweredScore, lower, lower_score
 from fmicl.utils.triton import CachedLaunch, interpreting, multiprocessors
 
-__all__ = ["ViewLoss", "ViewLossPlan"]
-
 # rows^2 * width up to which pairs are summed by this module's kernels, for bfloat16 and float32: measured on an H200
 _LARGEST_SMALL = {True: 2**33, False: 2**31}
 _MOST_PARTS = 16

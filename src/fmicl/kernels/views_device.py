@@ -23,8 +23,6 @@ import triton.language as tl
 from fmicl.kernels.device import kept, leave_out, multiply, penalty_and_slope, total_of
 from fmicl.kernels.positives_device import unit_row
 
-__all__ = ["unit_views", "view_gradient", "view_logsumexp", "view_loss", "view_pairs"]
-
 
 @triton.jit(do_not_specialize=["samples", "stride", "shift"])
 def unit_views(x, y, units, scratch, samples, d, width, stride, shift, Y: tl.constexpr, BD: tl.constexpr):

@@ -15,8 +15,6 @@ from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_power
 
-__all__ = ["AlignUniformLoss", "AlignUniformOptions"]
-
 
 class AlignUniformLoss(ContrastiveLoss):
     """Alignment and uniformity of Wang and Isola. See `functional.align_uniform_loss`.

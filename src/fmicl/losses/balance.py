@@ -33,8 +33,6 @@ from fmicl.losses.shift import differentiable_once, optimally_shifted
 from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.validation import require_shift
 
-__all__ = ["balance", "balanced_uniformity", "require_alpha"]
-
 _LEAST_PUSH = 1e-30  # below, slopes of all negatives have underflowed in float32; alpha stays a number
 
 

@@ -12,8 +12,6 @@ from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import require_positive
 
-__all__ = ["BarlowTwinsLoss", "BarlowTwinsOptions"]
-
 
 class BarlowTwinsLoss(BatchStatisticsLoss):
     """Barlow Twins: the cross-correlation of the views should be the identity. See `functional.barlow_twins_loss`.

@@ -13,8 +13,6 @@ from fmicl.losses.targets import LabelNegatives, require_label_negatives
 from fmicl.utils.live_objects import remember
 from fmicl.utils.validation import Negatives, require_negatives
 
-__all__ = ["ContrastiveLoss", "LabelledLoss"]
-
 
 class ContrastiveLoss(nn.Module):
     """A loss of two views: where its negatives come from, and how sums over pairs are computed.

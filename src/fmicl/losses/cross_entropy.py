@@ -13,8 +13,6 @@ from fmicl.kernels import all_sum
 from fmicl.losses.registry import ObjectiveContext, register_objective
 from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions, prepare_views
 
-__all__ = ["CrossEntropyLoss", "CrossEntropyOptions"]
-
 
 class CrossEntropyLoss(BatchStatisticsLoss):
     """Cross entropy of the samples' labels, by a linear classifier of the embeddings of both views.

@@ -14,8 +14,6 @@ from fmicl.losses.targets import LabelNegatives
 from fmicl.utils.learnable import Scalar, format_scalar
 from fmicl.utils.validation import Negatives
 
-__all__ = ["DCLLoss", "DCLOptions"]
-
 
 class DCLLoss(InfoNCELoss):
     """DCL: InfoNCE without the positive in the denominator, `InfoNCELoss(decoupled=True)`. See `functional.dcl_loss`.

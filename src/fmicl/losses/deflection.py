@@ -29,8 +29,6 @@ from fmicl.losses.similarities import Similarity, make_similarity
 from fmicl.utils.learnable import Scalar
 from fmicl.utils.validation import Negatives
 
-__all__ = ["deflection"]
-
 
 def deflection(
     x: Tensor,

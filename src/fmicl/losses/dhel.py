@@ -15,8 +15,6 @@ from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option
 from fmicl.utils.validation import Negatives
 
-__all__ = ["DHELLoss", "DHELOptions"]
-
 
 class DHELLoss(ContrastiveLoss):
     """DHEL: alignment of positives, and the energy of each view by itself. See `functional.dhel_loss`.

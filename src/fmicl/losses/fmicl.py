@@ -28,8 +28,6 @@ from fmicl.utils.live_objects import remember
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives
 
-__all__ = ["LARGEST_PUSH", "FMICLLoss", "FMICLOptions"]
-
 LARGEST_PUSH = 1.5
 """A push (`fmicl.theory.push`) above which negatives without a gradient have made runs collapse."""
 _LARGEST_LOG = 700.0  # its exponential is still a float

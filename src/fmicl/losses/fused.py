@@ -32,8 +32,6 @@ from fmicl.utils.numerics import EXACT, autocast_enabled, exact_matmul, matmul_p
 from fmicl.utils.triton import interpreting, triton_runs_on
 from fmicl.utils.validation import Negatives
 
-__all__ = ["fmicl_loss", "infonce_loss"]
-
 _HALF = (torch.bfloat16, torch.float16)
 # Lengths of rows whose squares float32 represents with all of its digits.
 _SHORTEST, _LONGEST = 1e-15, 1e15
@@ -405,10 +403,10 @@ class _Whole(torch.autograd.Function):
     @staticmethod
     def differentiable(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """The gradient by plain autograd, for create_graph=True."""
-        inputs = ctx.saved_tensors
         with torch.enable_grad():
+            inputs = [view.view_as(view) for view in ctx.saved_tensors]  # told apart, also where y is a function of x
             value = ctx.loss.composed(*inputs)
-        wanted = [value for value, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
+        wanted = [view for view, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
         found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True))
         by_x, by_y = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
         return by_x, by_y, None, None

@@ -25,8 +25,6 @@ from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.live_objects import remember
 from fmicl.utils.validation import Negatives
 
-__all__ = ["IConLoss", "IConOptions"]
-
 
 class IConLoss(LabelledLoss):
     """I-Con: the f-divergence of p(j | i), the anchor's positive, from q(j | i), a softmax. See `functional.icon_loss`.

@@ -15,8 +15,6 @@ from fmicl.losses.targets import LabelNegatives
 from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.validation import Negatives
 
-__all__ = ["InfoNCELoss", "InfoNCEOptions"]
-
 
 class InfoNCELoss(LabelledLoss):
     """InfoNCE: SimCLR's NT-Xent by default, MoCo's loss with explicit negatives. See `functional.infonce_loss`.

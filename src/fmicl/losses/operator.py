@@ -25,8 +25,6 @@ from fmicl.losses.similarities import Similarity
 from fmicl.utils.learnable import leaf_tensors
 from fmicl.utils.live_objects import find_object
 
-__all__ = ["call_operator"]
-
 _TENSOR, _OBJECT, _NUMBER, _CONSTANT = "tensor", "object", "number", "constant"
 _VALUES = {"fmicl_terms": 2}  # tensors that a function of fmicl.functional returns, if not one
 

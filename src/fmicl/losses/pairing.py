@@ -28,8 +28,6 @@ from fmicl.utils.learnable import Scalar, host_value
 from fmicl.utils.numerics import normalise, unit_rows
 from fmicl.utils.validation import Negatives, require_negatives
 
-__all__ = ["Block", "ComputeOptions", "Pairs", "check_options", "check_views", "describe_options"]
-
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

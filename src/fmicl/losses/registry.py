@@ -26,17 +26,6 @@ from fmicl.utils.options import check_fields, option, require_positive_fields
 from fmicl.utils.registry import Registry
 from fmicl.utils.validation import Negatives, require_skew
 
-__all__ = [
-    "OBJECTIVES",
-    "DivergenceOptions",
-    "LabelOptions",
-    "MuOptions",
-    "ObjectiveContext",
-    "ObjectiveOptions",
-    "TemperatureOptions",
-    "register_objective",
-]
-
 
 @dataclass(frozen=True)
 class ObjectiveContext:

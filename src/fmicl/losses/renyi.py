@@ -15,8 +15,6 @@ from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_positive, require_skew
 
-__all__ = ["RenyiLoss", "RenyiOptions"]
-
 
 class RenyiLoss(ContrastiveLoss):
     """RenyiCL: minus a bound of the skew Renyi divergence. See `functional.renyi_loss`.

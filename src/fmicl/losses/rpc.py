@@ -15,8 +15,6 @@ from fmicl.utils.learnable import Scalar, format_scalar
 from fmicl.utils.options import option, require_at_least_zero, require_positive_fields
 from fmicl.utils.validation import Negatives
 
-__all__ = ["RPCLoss", "RPCOptions"]
-
 
 class RPCLoss(ContrastiveLoss):
     """RPC: a chi-square bound with relative parameters, of bounded variance. See `functional.rpc_loss`.

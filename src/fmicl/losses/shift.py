@@ -37,8 +37,6 @@ from fmicl.kernels.transforms import in_transforms, is_capturing
 from fmicl.losses.pairing import Pairs
 from fmicl.utils.learnable import Scalar, log
 
-__all__ = ["ShiftedCritic", "optimal_shift", "optimally_shifted"]
-
 _PASSES = 60  # over the pairs, at most
 _CAPTURED_PASSES = 14  # in a CUDA graph, where no value can be tested: more than almost any search needs
 _ROUNDING = 4  # units in the last place of offset and scale, by which z of two equally close pairs may differ

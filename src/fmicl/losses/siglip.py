@@ -16,8 +16,6 @@ from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_o
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_positive
 
-__all__ = ["SigLIPLoss", "SigLIPOptions"]
-
 
 class SigLIPLoss(ContrastiveLoss):
     """SigLIP: each pair of views is classified as one sample or two. See `functional.siglip_loss`.

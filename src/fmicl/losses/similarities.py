@@ -32,8 +32,6 @@ from fmicl.divergences.special import log_hyp0f1
 from fmicl.utils.learnable import Scalar, log, require_positive_scalar
 from fmicl.utils.validation import require_positive
 
-__all__ = ["Cosine", "Fitted", "FittedCritic", "Gaussian", "Similarity", "log_mu", "make_similarity"]
-
 
 class Similarity(ABC):
     """Comparison of two embeddings on the unit sphere."""

@@ -14,8 +14,6 @@ from fmicl.losses.registry import MuOptions, ObjectiveContext, register_objectiv
 from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
 from fmicl.utils.validation import Negatives
 
-__all__ = ["SpectralContrastiveLoss", "SpectralOptions"]
-
 
 class SpectralContrastiveLoss(ContrastiveLoss):
     """The spectral contrastive loss of HaoChen et al. See `functional.spectral_contrastive_loss`.

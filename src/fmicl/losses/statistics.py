@@ -16,16 +16,6 @@ from fmicl.kernels.reference import exact_products
 from fmicl.losses.pairing import check_views
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
 
-__all__ = [
-    "BatchStatisticsLoss",
-    "BatchStatisticsOptions",
-    "batch_covariance",
-    "centre",
-    "off_diagonal_squares",
-    "prepare_views",
-    "standardise",
-]
-
 
 def prepare_views(x: Tensor, y: Tensor, gather: bool) -> tuple[Tensor, Tensor, World]:
     """Two views in float32 or wider, and the processes that share the batch.

@@ -25,17 +25,6 @@ from fmicl.kernels.exchange import gather_rows, gather_with_gradient
 from fmicl.kernels.rows import chunks_of_rows, row_map
 from fmicl.utils.learnable import leaf_tensors
 
-__all__ = [
-    "Chunk",
-    "LabelNegatives",
-    "LabelledPairs",
-    "PairWeights",
-    "Targets",
-    "make_targets",
-    "masked_logsumexp",
-    "require_label_negatives",
-]
-
 LabelNegatives = Literal["all", "other_classes"]
 
 

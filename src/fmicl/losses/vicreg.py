@@ -12,8 +12,6 @@ from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import require_positive
 
-__all__ = ["VICRegLoss", "VICRegOptions"]
-
 
 class VICRegLoss(BatchStatisticsLoss):
     """VICReg: near views, coordinates of unit variance that are uncorrelated. See `functional.vicreg_loss`.

@@ -24,8 +24,6 @@ from fmicl.methods.rotation import Rotation
 from fmicl.models.norms import frozen_running_statistics, use_running_statistics
 from fmicl.models.vision import predictor, projection_head
 
-__all__ = ["Comparison", "Method", "MomentumMethod", "PredictionMethod"]
-
 
 class Comparison(NamedTuple):
     """The loss of a batch, and the embeddings (N, d) that it compared."""

@@ -13,8 +13,6 @@ from fmicl.methods.base import Method, PredictionMethod
 from fmicl.methods.registry import MomentumOptions, register_method
 from fmicl.utils.numerics import normalise
 
-__all__ = ["BYOL", "BYOLOptions", "PredictionLoss"]
-
 
 class PredictionLoss(nn.Module):
     r"""Squared distance of predictions to their targets on the unit sphere, without negatives: BYOL's loss.

@@ -13,8 +13,6 @@ from fmicl.methods.critics import CriticLoss, CriticOptions
 from fmicl.methods.registry import register_method
 from fmicl.utils.options import check_fields, option
 
-__all__ = ["CPC", "CPCOptions", "patches", "token_runs"]
-
 
 def patches(images: Tensor, side: int) -> Tensor:
     """Square images cut into side x side patches that overlap by half, as sequences from top to bottom.

@@ -17,8 +17,6 @@ from fmicl.losses.fmicl import FMICLOptions
 from fmicl.losses.infonce import InfoNCEOptions
 from fmicl.methods.registry import MethodOptions
 
-__all__ = ["CriticLoss", "CriticOptions"]
-
 
 class CriticLoss(nn.Module):
     r"""Minus a lower bound of the mutual information by the critic T(x, y) = x . y / sqrt(d), without unit vectors.

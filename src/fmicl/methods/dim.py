@@ -14,8 +14,6 @@ from fmicl.methods.registry import register_method
 from fmicl.models.vision import mlp
 from fmicl.utils.options import check_fields, option, require_at_least_zero
 
-__all__ = ["DIM", "DIMOptions"]
-
 
 class DIM(Method):
     """Local features of one view are paired with the global feature vector of the other, and the global vectors too.

@@ -14,8 +14,6 @@ from fmicl.methods.registry import MomentumOptions, register_method
 from fmicl.utils.numerics import normalise
 from fmicl.utils.options import option, require_positive_fields
 
-__all__ = ["MoCo", "MoCoOptions"]
-
 
 class MoCo(MomentumMethod):
     """Queries against keys of a momentum encoder, with a queue of past keys as negatives.

@@ -8,8 +8,6 @@ from typing import ClassVar
 from fmicl.methods.base import Method, PredictionMethod
 from fmicl.methods.registry import MomentumOptions, register_method
 
-__all__ = ["MoCoV3", "MoCoV3Options"]
-
 
 class MoCoV3(PredictionMethod):
     """Each view predicts the other view's key; the objective decides what a negative is.

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from fmicl.kernels.exchange import gather_rows, world_of
 
-__all__ = ["enqueue"]
-
 
 @torch.no_grad()
 def enqueue(queue: Tensor, position: Tensor, rows: Tensor) -> int:

@@ -22,8 +22,6 @@ from fmicl.methods.base import Method
 from fmicl.utils.options import option, require_fraction
 from fmicl.utils.registry import Registry
 
-__all__ = ["METHODS", "MethodOptions", "MomentumOptions", "register_method"]
-
 
 @dataclass(frozen=True)
 class MethodOptions:

@@ -16,8 +16,6 @@ from fmicl.models.vision import mlp
 from fmicl.utils.options import option, require_at_least_zero
 from fmicl.utils.validation import require_positive
 
-__all__ = ["ROTATIONS", "Rotation", "RotationOptions", "require_finite_at_zero", "rotate"]
-
 ROTATIONS = 4
 """By 0, 90, 180 and 270 degrees."""
 

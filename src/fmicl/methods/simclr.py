@@ -12,8 +12,6 @@ from torch import Tensor
 from fmicl.methods.base import Comparison, Method
 from fmicl.methods.registry import MethodOptions, register_method
 
-__all__ = ["SimCLR", "SimCLROptions", "anchored_pairs"]
-
 
 class SimCLR(Method):
     """All views through the same encoder; the objective decides what a negative is.

@@ -17,8 +17,6 @@ from fmicl.methods.registry import MethodOptions, register_method
 from fmicl.utils.numerics import normalise
 from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction, require_positive_fields
 
-__all__ = ["SwAV", "SwAVOptions", "SwappedPredictionLoss", "sinkhorn", "swapped_prediction_loss"]
-
 
 @torch.no_grad()
 def sinkhorn(

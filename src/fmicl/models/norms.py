@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["RunningStatisticsNorm", "evaluation_mode", "frozen_running_statistics", "use_running_statistics"]
-
 
 class RunningStatisticsNorm(nn.Module):
     r"""Batch normalisation by the running statistics of past batches, which the current batch then updates.

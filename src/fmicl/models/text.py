@@ -31,21 +31,6 @@ from fmicl.utils.validation import Pooling, TokenPooling
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = [
-    "SentenceEncoder",
-    "SentenceEncoderOptions",
-    "Tokenizer",
-    "build_sentence_encoder",
-    "check_model_path",
-    "declared_length_limit",
-    "has_dropout",
-    "nested_modules",
-    "pooled_transformer",
-    "quiet_transformers",
-    "save_sentence_encoder",
-    "sentence_head",
-]
-
 _UNLIMITED = 10**6  # tokenizers without a limit declare an astronomic one
 
 

@@ -9,8 +9,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-__all__ = ["describe_mismatch", "load_weights", "read_weights"]
-
 NAMED = 3
 """Weights of each kind that a message names."""
 

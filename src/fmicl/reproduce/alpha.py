@@ -8,8 +8,6 @@ from fmicl.reproduce import paper
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, curve, register_experiment
 from fmicl.reproduce.plots import Line, Panel, Plot
 
-__all__ = ["AlphaText", "AlphaVision"]
-
 LONG = 4
 """The run at alpha 1 that the paper repeats is this many times as long."""
 

@@ -12,8 +12,6 @@ from fmicl.config import Settings
 from fmicl.reproduce.experiment import Outcome, archive_hash
 from fmicl.sweep.state import SweepRecord
 
-__all__ = ["read_archive", "read_sweep"]
-
 
 def read_archive(folder: Path) -> dict[str, Outcome]:
     """The archived runs below a folder (see results/README.md), by `archive_hash`; other JSON files are skipped.

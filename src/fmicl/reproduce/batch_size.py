@@ -6,8 +6,6 @@ from fmicl.reproduce import paper
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, curve, register_experiment
 from fmicl.reproduce.plots import Panel, Plot
 
-__all__ = ["BatchSize"]
-
 OBJECTIVES = ("KL", "JS", "Pearson", "SimCLR")
 SIZES = (32, 64, 128, 256, 512, 1024, 2048)
 SMALL_SIZES = (32, 64, 128, 256, 512)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from fmicl.config import Settings, recipe
 
-__all__ = ["SECONDS_PER_EPOCH", "device_hours"]
-
 SECONDS_PER_EPOCH = {"cifar10": 0.984}
 """Median seconds of an epoch on one H200 by recipe (results/benchmarks/command-h200.json); others are not measured."""
 DECISIVE = ("method", "encoder", "size", "batch_size", "multiplicity", "local_crops", "rotation_weight")

@@ -6,8 +6,6 @@ from fmicl.reproduce import paper
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Scale, register_experiment
 from fmicl.reproduce.plots import Line, Panel, Plot
 
-__all__ = ["Curves"]
-
 
 @register_experiment("curves", summary="Training loss of every divergence.")
 class Curves(Experiment):

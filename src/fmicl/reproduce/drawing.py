@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from fmicl.reproduce.plots import Plot
 from fmicl.runs.figures import COLOURS
 
-__all__ = ["draw"]
-
 _LIGHT = ("#1f6feb", "#c2540a", "#0f9b8e", "#7d4cdb", "#d4a017", "#3fa34d", "#d1242f", "#e36cae", "#8a929c", "#1b1f24")
 _DARK = ("#6aa6ff", "#f0954f", "#37c8b9", "#a98bf0", "#e6c04d", "#6fd07c", "#ff7b72", "#f29cc8", "#aab4c0", "#e8ebef")
 _COLUMNS = 3

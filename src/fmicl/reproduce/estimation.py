@@ -13,8 +13,6 @@ from fmicl.reproduce.experiment import Experiment, Outcomes, Result, Row, Scale,
 from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.theory import estimation_error
 
-__all__ = ["Estimation", "batch_objective", "cosine_law", "exact_objective"]
-
 SIZES = (16, 32, 64, 128, 256, 512)
 REPETITIONS = 100
 DIMENSION = 8

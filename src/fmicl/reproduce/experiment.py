@@ -18,11 +18,6 @@ from fmicl.reproduce.plots import Line, Plot
 from fmicl.utils.options import options_of
 from fmicl.utils.registry import Registry
 
-__all__ = [
-    "EXPERIMENTS", "Entry", "Experiment", "Key", "Measured", "Outcome", "Outcomes", "Plan", "Planned", "Result", "Row",
-    "Scale", "Table", "archive_hash", "curve", "register_experiment",
-]  # fmt: skip
-
 Key = tuple[str, ...]
 Name = tuple[str | float, ...]
 SMALL_EPOCHS = 10

@@ -10,8 +10,6 @@ from fmicl.runs.folder import Run
 from fmicl.training.tasks.assumption import check_run
 from fmicl.utils.files import read_json
 
-__all__ = ["GaussianKernel"]
-
 VIEWS: dict[str, dict[str, Any]] = {
     "SimCLR": {},
     "SimCLR, crops": {"flip": 0.0, "jitter": 0.0, "grey": 0.0},

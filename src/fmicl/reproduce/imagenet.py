@@ -7,8 +7,6 @@ from typing import Any
 from fmicl.reproduce import paper
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
-__all__ = ["ImageNet"]
-
 COLUMNS: dict[str, dict[str, Any]] = {
     "SwAV": {"method": "swav"},
     "BYOL": {"method": "byol"},

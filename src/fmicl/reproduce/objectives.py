@@ -5,8 +5,6 @@ from __future__ import annotations
 from fmicl.reproduce import paper
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
-__all__ = ["Objectives"]
-
 PAPER_EPOCHS = 800
 
 

@@ -27,8 +27,6 @@ from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.runs.figures import COLOURS
 from fmicl.utils.files import read_json, write_atomically
 
-__all__ = ["write_page"]
-
 SEEDS = tuple(range(10))
 """Seeds whose runs are looked for in the archive."""
 SHOWN = ("knn", "linear", "alignment", "uniformity", "effective_rank", "STSB", "avg")

@@ -7,19 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = [
-    "ALPHA_TEXT",
-    "ALPHA_VISION",
-    "COLUMNS",
-    "COSINE",
-    "DIVERGENCES",
-    "IMAGENET",
-    "KL_ALPHA_1_800",
-    "KNN",
-    "LINEAR",
-    "STS",
-]
-
 COLUMNS: dict[str, dict[str, Any]] = {
     "MoCo": {"method": "moco", "objective": "infonce"},
     "SimCLR": {"objective": "infonce"},

@@ -38,8 +38,6 @@ from fmicl.utils.files import write_atomically, write_json
 from fmicl.utils.machine import available_cpus
 from fmicl.utils.provenance import command_line, commit, versions
 
-__all__ = ["Reproduction", "listing"]
-
 MOST_SMALL_RUNS = 8
 """Runs at once at the small scale, which take about 1 GB of memory each."""
 

@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
-__all__ = ["Relations"]
-
 
 class Relation(NamedTuple):
     """A row of the paper's table, and the options by which we run it."""

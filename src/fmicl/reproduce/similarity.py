@@ -7,8 +7,6 @@ from typing import Any
 from fmicl.reproduce import paper
 from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, Scale, Table, register_experiment
 
-__all__ = ["SimilarityTable"]
-
 SIMILARITIES: dict[str, dict[str, Any]] = {
     "cosine": {"similarity": "cosine_identity", "gamma": 0.5},  # T = x.y: temperature 1, no activation
     "f-Gaussian": {},

@@ -11,8 +11,6 @@ from fmicl.divergences import Divergence, divergence, list_divergences
 from fmicl.reproduce.experiment import Experiment, Outcomes, Result, Row, Scale, Table, register_experiment
 from fmicl.reproduce.plots import Line, Panel, Plot
 
-__all__ = ["Simplex", "minimise_energy"]
-
 SIZES = ((4, 3), (8, 8), (16, 15), (6, 3), (12, 3), (16, 8))
 """(N, d): three with N <= d + 1, then an octahedron's, an icosahedron's and a cross-polytope's numbers of points."""
 STARTS = 3

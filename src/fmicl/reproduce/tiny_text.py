@@ -14,8 +14,6 @@ from typing import Any
 
 from fmicl.utils.files import write_atomically
 
-__all__ = ["make_tiny_text"]
-
 SLOTS = tuple(
     tuple(tuple(phrase.strip() for phrase in value.split("/")) for value in slot.split(","))
     for slot in (

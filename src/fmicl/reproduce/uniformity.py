@@ -9,8 +9,6 @@ from fmicl.reproduce.experiment import Experiment, Outcomes, Plan, Result, Row, 
 from fmicl.reproduce.plots import Line, Panel, Plot
 from fmicl.training.tasks.image_evaluation import untrained_distances
 
-__all__ = ["Uniformity"]
-
 COLUMNS = {**paper.DIVERGENCES, "reverse KL": {"divergence": "reverse_kl"}, "Neyman": {"divergence": "neyman"}}
 GEOMETRY = ("alignment", "uniformity", "effective_rank")
 RANDOM = "random initialisation"

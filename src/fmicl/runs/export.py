@@ -17,8 +17,6 @@ from fmicl.runs.folder import Run, open_run
 from fmicl.runs.settings import read_settings, require_task
 from fmicl.utils.files import read_json, write_atomically, write_json
 
-__all__ = ["EncoderConfig", "export", "load_encoder", "load_projection"]
-
 
 @dataclass(frozen=True)
 class EncoderConfig:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from fmicl.information.assumption import AssumptionCheck
 
-__all__ = ["Theme", "assumption_figure", "distance_figure", "metric_curve", "neighbour_figure", "read_metrics"]
-
 Theme = Literal["light", "dark"]
 
 

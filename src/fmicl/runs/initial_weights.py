@@ -14,8 +14,6 @@ from fmicl.models.weights import describe_mismatch, read_weights
 from fmicl.runs.export import EncoderConfig
 from fmicl.runs.folder import open_run
 
-__all__ = ["ENCODER_ARGUMENTS", "check_weights", "load_initial_weights", "preprocessing_of"]
-
 TIMM = "timm"
 """The value of `--weights` for those that timm has."""
 ENCODER_ARGUMENTS = ("stem", "depth", "stable_vit")

@@ -25,8 +25,6 @@ from fmicl.runs.figures import COLOURS, distance_figure, metric_curve, neighbour
 from fmicl.runs.folder import Run
 from fmicl.utils.files import write_atomically
 
-__all__ = ["write_report"]
-
 NAMES = {
     "knn": "k-NN",
     "linear": "Linear probe",

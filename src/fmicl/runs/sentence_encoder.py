@@ -20,8 +20,6 @@ from fmicl.utils.validation import TokenPooling
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
-__all__ = ["check_sentence_encoder", "load_sentence_encoder", "load_sentence_transformer"]
-
 
 def load_sentence_encoder(path: Path, device: str = "auto", pooling: TokenPooling | None = None) -> Encode:
     """The encoder of a sentence-transformers folder, as a function from sentences to embeddings.

@@ -13,8 +13,6 @@ from fmicl.utils.files import read_json, write_json
 from fmicl.utils.provenance import command_line, commit, versions
 from fmicl.utils.registry import unknown_name
 
-__all__ = ["extend_settings", "read_fingerprint", "read_settings", "read_task", "require_task", "write_settings"]
-
 
 def write_settings(
     run: Run,

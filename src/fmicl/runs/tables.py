@@ -8,8 +8,6 @@ from typing import Any
 from fmicl.runs.folder import Run
 from fmicl.utils.files import read_json
 
-__all__ = ["print_results", "print_sts"]
-
 FEW_IMAGES = 100
 """Below this number of test images, a line says how coarse the accuracy is."""
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from fmicl.sweep.state import SweepRun
 
-__all__ = ["Display", "time_left"]
-
 HEADINGS = ("state", "epoch", "s/epoch", "score", "loss", "time left")
 """Columns between a run's name and the note on where it is or why it failed."""
 BORDER = 3

@@ -11,8 +11,6 @@ from typing import Any
 
 from fmicl.config import Settings
 
-__all__ = ["Cell", "check_cells", "make_cells"]
-
 ONE_VALUE = frozenset({"dataset", "device", "devices"})
 """Options with one value for the whole sweep: the recipe's data, and the devices that the scheduler assigns."""
 LONGEST_LABEL = 90

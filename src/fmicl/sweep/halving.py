@@ -34,8 +34,6 @@ from fmicl.utils.formatting import format_duration
 from fmicl.utils.provenance import command_line
 from fmicl.utils.registry import unknown_name
 
-__all__ = ["Budget", "Rung", "Selection", "plan_rungs", "run_selection"]
-
 ROOT = Path("selections")
 """Default parent of the folders of selections."""
 SELECT_FILE = "select.json"

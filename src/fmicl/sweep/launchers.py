@@ -20,8 +20,6 @@ from fmicl.runs.folder import Run
 from fmicl.utils.environment import STARTED_BY_SWEEP
 from fmicl.utils.machine import available_cpus
 
-__all__ = ["Handle", "Launcher", "LocalLauncher", "Slot", "local_slots"]
-
 
 class Handle(Protocol):
     """A run that was started."""

@@ -25,8 +25,6 @@ from fmicl.sweep.summary import scores, summary_table
 from fmicl.training.signals import replaceable_handlers
 from fmicl.utils.formatting import format_duration
 
-__all__ = ["Sweep", "prepare_launcher", "run_sweep"]
-
 GRACE = 120.0
 """Seconds that runs have for a last checkpoint when the sweep is stopped."""
 POLL_INTERVAL = 0.2

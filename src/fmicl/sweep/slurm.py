@@ -20,8 +20,6 @@ from fmicl.runs.folder import Run
 from fmicl.sweep.launchers import Handle
 from fmicl.utils.environment import STARTED_BY_SWEEP
 
-__all__ = ["SlurmError", "SlurmLauncher", "slurm_options"]
-
 SIGNAL_SECONDS = 60
 """Time before a job's time limit at which it gets SIGTERM; SLURM may send it up to a minute earlier."""
 QUEUE_INTERVAL = 5.0

@@ -31,8 +31,6 @@ from fmicl.utils import locks
 from fmicl.utils.files import check_writable, read_json, write_json
 from fmicl.utils.provenance import command_line
 
-__all__ = ["Progress", "State", "SweepRecord", "SweepRun", "find_folder", "last_error", "lock_folder", "read_progress"]
-
 State = Literal["waiting", "running", "finished", "failed", "stopped"]
 
 ROOT = Path("sweeps")

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fmicl.sweep.state import SweepRun
 
-__all__ = ["mean_and_std", "scores", "summarise", "summary_table"]
-
 SCORES = {"knn": "k-NN", "linear": "linear", "linear_views": "linear on views", "avg": "STS avg", "STSB": "STS-B"}
 """Entries of results.json that are compared, with their headings."""
 

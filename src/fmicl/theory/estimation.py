@@ -10,8 +10,6 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
-__all__ = ["estimation_error"]
-
 
 def estimation_error(
     divergence: DivergenceName | Divergence,

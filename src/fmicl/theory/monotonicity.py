@@ -24,8 +24,6 @@ from fmicl.divergences import KL, Divergence, Jeffrey, Pearson, ReverseKL, Squar
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
-__all__ = ["Monotonicity", "monotonicity"]
-
 # penalties that are constants plus non-negative multiples of r and of e^(a r), a > 0: every derivative is non-negative
 _PROVED = {KL, Jeffrey, Pearson, ReverseKL, SquaredHellinger, Tsallis}
 _POINTS = 257

@@ -10,8 +10,6 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
-__all__ = ["balanced_alpha", "push"]
-
 
 @torch.no_grad()
 def push(divergence: DivergenceName | Divergence, alpha: float = 40.0, gamma: float = 1.0, mu: float = 1.0) -> float:

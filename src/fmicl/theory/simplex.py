@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["simplex"]
-
 
 def simplex(n: int, d: int) -> Tensor:
     """The regular simplex: n unit vectors in R^d with inner products -1 / (n - 1).

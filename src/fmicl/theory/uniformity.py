@@ -15,8 +15,6 @@ from fmicl.divergences import Divergence, DivergenceName, list_divergences
 from fmicl.divergences import divergence as make_divergence
 from fmicl.utils.validation import require_positive
 
-__all__ = ["Uniformity", "table", "uniformity"]
-
 _POINTS = 4097
 Kind = Literal["strictly convex", "convex", "not convex"]
 

@@ -29,8 +29,6 @@ from fmicl.utils.errors import NonFiniteError
 from fmicl.utils.files import write_atomically
 from fmicl.utils.numerics import normalise
 
-__all__ = ["FiniteLossCheck", "MetricsLogger"]
-
 COLLAPSED = 1.5
 """Effective rank below which all embeddings lie about on one line through the origin."""
 COLLAPSED_UNIFORMITY = -0.02

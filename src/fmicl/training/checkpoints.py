@@ -22,8 +22,6 @@ from fmicl.utils.files import write_atomically
 if TYPE_CHECKING:
     from fmicl.data import Batch, Stream
 
-__all__ = ["Checkpointer", "RemainingBatches", "load_checkpoint", "save_checkpoint"]
-
 SHORTEST_INTERVAL = 60.0
 """Seconds between two checkpoints at ends of epochs, so that short epochs don't spend their time writing."""
 

@@ -20,8 +20,6 @@ from fmicl.training.processes import Processes
 from fmicl.utils.errors import BatchTooLargeError
 from fmicl.utils.machine import free_memory
 
-__all__ = ["MemoryNeed", "check_memory", "explain_out_of_memory", "measure_need"]
-
 GRADIENTS = 1.1
 """What is saved for the backward pass, plus the gradients of the layer that it is in."""
 

@@ -18,8 +18,6 @@ from fmicl.utils.triton import triton_runs_on
 if TYPE_CHECKING:
     from fmicl.data import Batch
 
-__all__ = ["TrainingModule"]
-
 
 class TrainingModule(LightningModule):
     """A method in training.

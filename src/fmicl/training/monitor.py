@@ -8,8 +8,6 @@ from typing import Any
 
 from fmicl.methods import Method
 
-__all__ = ["Monitor"]
-
 
 class Monitor:
     """A score of the encoder that is measured during training; this one measures nothing, and its column stays empty.

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from fmicl.config import OptimisationOptions
 
-__all__ = ["LARS", "Optimisation", "build_optimizer", "parameter_groups", "warmup_cosine", "warmup_linear"]
-
 
 @dataclass(frozen=True)
 class Optimisation:

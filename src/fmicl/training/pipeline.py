@@ -43,8 +43,6 @@ from fmicl.utils.errors import DiskFullError, Stopped
 from fmicl.utils.files import check_writable, explain_full_disk, is_disk_full
 from fmicl.utils.locks import LOCK_NAME, lock_folder
 
-__all__ = ["resolve_precision", "train"]
-
 
 def train(settings: Settings, *, out: Path | None = None, resume: bool = False) -> Run | None:
     """Train an encoder, export and evaluate it, and write the report.

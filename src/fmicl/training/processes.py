@@ -11,8 +11,6 @@ from fmicl.config import Settings
 if TYPE_CHECKING:
     from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
-__all__ = ["Processes", "check_batch", "find_processes"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Processes:

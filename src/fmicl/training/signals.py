@@ -10,8 +10,6 @@ from typing import Any
 
 from fmicl.runs.folder import Run
 
-__all__ = ["STOP_SIGNALS", "StopSignals", "how_to_continue", "replaceable_handlers"]
-
 STOP_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")

@@ -10,8 +10,6 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["run_eager"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["describe_device", "pick_device"]
-
 
 def pick_device(kind: str = "auto") -> torch.device:
     """The device of this process: the one asked for, or for "auto" a GPU if there is one.

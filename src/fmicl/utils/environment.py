@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-__all__ = ["STARTED_BY_SWEEP"]
-
 STARTED_BY_SWEEP = "FMICL_SWEEP"
 """Set for the runs of a sweep: all are started with ``--resume``, so that there is often no run to continue."""

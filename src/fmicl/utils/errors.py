@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["BatchTooLargeError", "DiskFullError", "NonFiniteError", "Stopped"]
-
 
 class NonFiniteError(RuntimeError):
     """The loss, or a weight, is not a finite number."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["how_to_install", "missing_package"]
-
 _EXTRAS = {
     "train": "jinja2 lightning matplotlib numpy PIL pyarrow rich safetensors sklearn tensorboard timm torchvision tyro",
     "text": "datasets sentence_transformers transformers",

@@ -14,17 +14,6 @@ from typing import Any
 
 from fmicl.utils.errors import DiskFullError
 
-__all__ = [
-    "back_up_json",
-    "check_new_file",
-    "check_writable",
-    "explain_full_disk",
-    "is_disk_full",
-    "read_json",
-    "write_atomically",
-    "write_json",
-]
-
 LEAST_SPACE = 2**20
 """Bytes below which a disk counts as full, if an error doesn't say why a file can't be written."""
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)

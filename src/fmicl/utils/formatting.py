@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["format_duration"]
-
 
 def format_duration(seconds: float | None) -> str:
     """Hours, minutes and seconds; "" if unknown.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from fmicl.utils.validation import require_positive
 
-__all__ = ["Scalar", "format_scalar", "host_value", "leaf_tensors", "log", "require_positive_scalar"]
-
 Scalar: TypeAlias = float | Tensor
 """A number, or a floating-point tensor without dimensions; such a tensor may have a gradient."""
 

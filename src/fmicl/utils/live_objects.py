@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import torch
 
-__all__ = ["find_object", "remember"]
-
 T = TypeVar("T")
 
 _LIVE: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -7,8 +7,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LOCK_NAME", "lock_folder", "wait_for_lock"]
-
 LOCK_NAME = ".lock"
 """Name of the lock file in a locked folder; it is not removed."""
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["ControlGroup", "available_cpus", "control_groups", "free_memory", "read_lines"]
-
 
 def available_cpus(root: Path = Path("/")) -> int:
     """Number of CPUs that this process may use, by its affinity and the CPU quota of its control groups.

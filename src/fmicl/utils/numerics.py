@@ -10,17 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "EXACT",
-    "PER_DEVICE",
-    "autocast_enabled",
-    "exact_matmul",
-    "matmul_precision",
-    "normalise",
-    "to_float32",
-    "unit_rows",
-]
-
 PER_DEVICE = hasattr(torch.backends, "fp32_precision")
 """Whether each kind of device has its own precision of float32 products, as since torch 2.9."""
 EXACT = "ieee" if PER_DEVICE else "highest"

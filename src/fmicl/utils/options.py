@@ -15,18 +15,6 @@ import types
 import typing
 from typing import Any, Literal
 
-__all__ = [
-    "Option",
-    "Role",
-    "check_fields",
-    "check_types",
-    "option",
-    "options_of",
-    "require_at_least_zero",
-    "require_fraction",
-    "require_positive_fields",
-]
-
 Role = Literal["compute", "rounding", "location", "machine"]
 """What a change of an option changes: what is computed, only its rounding, where files are, or nothing of the result.
 

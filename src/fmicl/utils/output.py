@@ -9,8 +9,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-__all__ = ["ignore_closed_output", "open_missing_output", "redirect_to_devnull"]
-
 _LOST = (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EDQUOT)
 """Errors of a pipe without a reader, of a closed terminal, and of a log on a full disk."""
 

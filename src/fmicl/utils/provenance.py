@@ -11,8 +11,6 @@ from pathlib import Path
 
 from fmicl import __version__
 
-__all__ = ["command_line", "commit", "versions"]
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 

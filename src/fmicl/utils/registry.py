@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Generic, TypeVar
 
-__all__ = ["PLUGINS", "Entry", "Registry", "load_plugins", "unknown_name"]
-
 PLUGINS = "fmicl.plugins"
 """Entry-point group of third-party packages: each entry point names a module that registers on import."""
 

@@ -7,8 +7,6 @@ import struct
 
 import torch
 
-__all__ = ["mix_seed", "seed_device"]
-
 
 def mix_seed(*numbers: int) -> int:
     """One seed in [0, 2^63) from several numbers: a hash, the same on every machine and in every process.

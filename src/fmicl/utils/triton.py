@@ -17,16 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CachedLaunch",
-    "can_launch",
-    "compile_in_parallel",
-    "interpreting",
-    "launch",
-    "multiprocessors",
-    "triton_runs_on",
-]
-
 
 @functools.cache
 def triton_runs_on(device: torch.device) -> bool:

@@ -6,18 +6,6 @@ import math
 import numbers
 from typing import Literal, get_args
 
-__all__ = [
-    "Negatives",
-    "Pooling",
-    "TokenPooling",
-    "require_at_least_zero",
-    "require_negatives",
-    "require_positive",
-    "require_power",
-    "require_shift",
-    "require_skew",
-]
-
 Negatives = Literal["anchor", "both", "cross"]
 Pooling = Literal["cls_mlp", "cls", "mean"]
 TokenPooling = Literal["cls", "mean"]  # without the head, as after training

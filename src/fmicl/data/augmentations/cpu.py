@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fmicl.data.augmentations.maker import ViewParameters
     from fmicl.data.augmentations.views import Views
 
-__all__ = ["colour_in_groups", "crop_resize_each", "runs_here"]
-
 _GROUP_PIXELS = 2**15
 """Pixels of a group: three channels of them as float32, and what is computed of them, fit into a core's cache."""
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # columns of the factors

@@ -11,8 +11,6 @@ from fmicl.data.augmentations.maker import ATTEMPTS, NUMBERS, centre_crop
 from fmicl.data.augmentations.views import Views
 from fmicl.utils.triton import launch, triton_runs_on
 
-__all__ = ["can_fuse_views", "fused_views"]
-
 _LARGEST = 64  # side up to which three channels of an image fit in a program's registers
 
 

@@ -20,8 +20,6 @@ from fmicl.data.augmentations.operations import (
 )
 from fmicl.data.augmentations.views import Views
 
-__all__ = ["ATTEMPTS", "CROP_UNIFORMS", "NUMBERS", "ViewMaker", "ViewParameters", "centre_crop", "crop_boxes"]
-
 ATTEMPTS = 10  # draws of torchvision's RandomResizedCrop before it falls back to a centre crop
 CROP_UNIFORMS = 2 * ATTEMPTS + 3  # areas, ratios, top, left, flip
 NUMBERS = CROP_UNIFORMS + 13  # jitter?, four strengths, four for their order, grey?, blur?, sigma, solarise?

@@ -10,19 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "LUMA",
-    "CropBoxes",
-    "check_kernel",
-    "colour_jitter",
-    "crop_resize",
-    "gaussian_blur",
-    "normalise",
-    "shift_hue",
-    "solarise",
-    "to_grey",
-]
-
 LUMA = (0.2989, 0.587, 0.114)
 """torchvision's weights of red, green and blue."""
 _CONTRAST, _SATURATION, _HUE = 1, 2, 3  # columns of the factors; brightness is 0

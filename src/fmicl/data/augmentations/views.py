@@ -12,19 +12,6 @@ from dataclasses import dataclass
 
 from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction
 
-__all__ = [
-    "CIFAR10_MEAN",
-    "CIFAR10_STD",
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "STL10_MEAN",
-    "STL10_STD",
-    "LocalCropOptions",
-    "SecondViewOptions",
-    "Views",
-    "view_pair",
-]
-
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 STL10_MEAN, STL10_STD = (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

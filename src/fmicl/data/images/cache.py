@@ -32,8 +32,6 @@ from fmicl.data.images.samples import Skipped, printable
 from fmicl.data.images.search import names_below
 from fmicl.utils.files import write_json
 
-__all__ = ["ImageCache", "MemoryStore", "not_cached", "open_cache"]
-
 FORMAT = 1
 CACHED_IMAGES, CACHED_BYTES = 5_000, 64 * 2**20
 """Folders of fewer images in smaller files are decoded in seconds, and are not cached."""

@@ -24,23 +24,6 @@ from torch.utils.data import DataLoader, Dataset
 from fmicl.data.images.samples import FileSamples, Skipped
 from fmicl.utils.machine import available_cpus
 
-__all__ = [
-    "EXTENSIONS",
-    "ImageFiles",
-    "check_image",
-    "check_images",
-    "decode",
-    "load_batches",
-    "map_in_processes",
-    "map_in_threads",
-    "resize_centre",
-    "resize_square",
-    "stored_side",
-    "to_tensor",
-    "try_decode",
-    "why_undecodable",
-]
-
 # Also those that Pillow reads only with a plugin: a warning is better than photos that are silently ignored.
 EXTENSIONS = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jp2", ".png", ".webp", ".bmp", ".gif", ".tif",

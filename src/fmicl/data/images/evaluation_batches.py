@@ -19,8 +19,6 @@ from fmicl.data.images.decoding import (
 )
 from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped
 
-__all__ = ["display_images", "evaluation_batches"]
-
 
 def evaluation_batches(
     samples: Samples,

@@ -13,8 +13,6 @@ import numpy as np
 from fmicl.data.images.samples import FileSamples, MappedSamples, Samples
 from fmicl.data.images.splits import Splits
 
-__all__ = ["describe_change", "fingerprint"]
-
 _HASHED_BYTES = 256 * 2**20  # of larger arrays, evenly spaced images are hashed
 
 

@@ -12,8 +12,6 @@ from fmicl.data.images.samples import Skipped, summarise_skipped
 from fmicl.data.images.search import image_paths, subfolders
 from fmicl.data.images.splits import Splits, split_by_name
 
-__all__ = ["list_folder", "load_folder", "survey_folder"]
-
 HELD_OUT = 0.1
 """Share of the labelled images that is held out where there is no test folder."""
 TEST_FOLDERS = ("test", "val", "valid", "validation")

@@ -8,8 +8,6 @@ from torch import Tensor
 from fmicl.data.images.splits import Splits
 from fmicl.data.stream import seeded_generator
 
-__all__ = ["training_labels", "wrong_labels"]
-
 
 def training_labels(splits: Splits, noise: float, seed: int) -> Tensor:
     """Labels of the samples that are trained on, (N,) int64; -1 for those without a class.

@@ -27,8 +27,6 @@ from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, 
 from fmicl.data.images.search import image_paths, names_below, report_skipped
 from fmicl.data.images.splits import Splits, too_few_to_evaluate
 
-__all__ = ["Listing", "class_folders", "load_listing"]
-
 DECODED_LIMIT = 10_000
 """Up to so many images are decoded before training to check them, even if they stay files."""
 _logger = logging.getLogger("fmicl")

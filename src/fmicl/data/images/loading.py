@@ -11,8 +11,6 @@ from fmicl.data.images.registry import DATASETS, DatasetInfo, Exclude, LoadReque
 from fmicl.data.images.splits import Splits, hold_out
 from fmicl.utils.locks import wait_for_lock
 
-__all__ = ["DATASETS", "dataset_info", "list_datasets", "load_images", "require_data_dir"]
-
 
 def list_datasets(pattern: str = "*") -> list[str]:
     """Names of the datasets that match a shell-style pattern.

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["check_file", "find_folder", "how_to_get", "map_file"]
-
 _FIX = "extract the archive again, or download it again"
 _NO_CHECKSUM = "If it is a part of the data on purpose, switch the check off (--no-checksum; checksum=False)"
 

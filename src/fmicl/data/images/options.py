@@ -8,8 +8,6 @@ from pathlib import Path
 from fmicl.data.cache import CacheOptions
 from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction
 
-__all__ = ["ImageDataOptions"]
-
 
 @dataclass(frozen=True)
 class ImageDataOptions(CacheOptions):

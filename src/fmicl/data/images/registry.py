@@ -18,8 +18,6 @@ from fmicl.utils.registry import Registry
 if TYPE_CHECKING:
     from fmicl.data.images.splits import Splits
 
-__all__ = ["DATASETS", "DatasetInfo", "Exclude", "LoadRequest", "register_dataset"]
-
 Exclude = Callable[[Path], str | None]
 """Which subfolders hold no data: what such a folder is, in the singular ("fmicl run"), or None to search it."""
 

@@ -10,8 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["ArraySamples", "FileSamples", "MappedSamples", "Samples", "Skipped", "printable", "summarise_skipped"]
-
 
 @dataclass(frozen=True, eq=False)
 class ArraySamples:

@@ -12,8 +12,6 @@ from fmicl.data.images.decoding import EXTENSIONS, check_images
 from fmicl.data.images.registry import Exclude
 from fmicl.data.images.samples import FileSamples, Skipped, summarise_skipped
 
-__all__ = ["find_images", "image_paths", "names_below", "report_skipped", "subfolders"]
-
 
 def find_images(folder: Path | str, *, exclude: Exclude | None = None) -> tuple[FileSamples, tuple[Skipped, ...]]:
     """All readable images below a folder, sorted by path, without labels.

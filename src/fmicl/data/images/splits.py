@@ -14,8 +14,6 @@ from torch import Tensor
 
 from fmicl.data.images.samples import Samples, Skipped, printable
 
-__all__ = ["Splits", "describe_splits", "hold_out", "split_by_name", "stratified_split", "too_few_to_evaluate"]
-
 _NAMED_CLASSES = 10  # classes that a description names
 
 

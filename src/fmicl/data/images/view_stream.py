@@ -20,8 +20,6 @@ from fmicl.data.images.decoding import ImageFiles, load_batches, to_tensor, why_
 from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped, summarise_skipped
 from fmicl.data.stream import Batch, Stream, seeded_generator
 
-__all__ = ["ViewStream"]
-
 _READ_AHEAD = 4  # batches of mapped images that are read while others are trained on
 _REPLACEMENTS = 16  # files that are tried in place of a damaged one: if all fail, the disk is gone
 

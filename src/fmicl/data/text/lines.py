@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["LONG_LINE", "LineReader", "file_digest"]
-
 CHUNK = 4 * 2**20
 """Bytes that are read at a time."""
 LONG_LINE = 100_000

@@ -8,8 +8,6 @@ from pathlib import Path
 from fmicl.data.cache import CacheOptions
 from fmicl.utils.options import check_fields, option, require_positive_fields
 
-__all__ = ["TextDataOptions"]
-
 
 @dataclass(frozen=True)
 class TextDataOptions(CacheOptions):

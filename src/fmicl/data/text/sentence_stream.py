@@ -10,8 +10,6 @@ import torch
 from fmicl.data.stream import Batch, Stream
 from fmicl.data.text.tokens import Sentences
 
-__all__ = ["SentenceStream", "padded_width"]
-
 _BLOCK = 64  # batches that are assembled and sent to the device at once
 
 

@@ -28,8 +28,6 @@ from fmicl.data.cache import cache_root, locked_entry
 from fmicl.data.text.lines import LineReader, file_digest
 from fmicl.utils.files import explain_full_disk
 
-__all__ = ["Sentences", "describe_text_change", "tokenise_file"]
-
 FORMAT = 1
 Tokenise = Callable[[list[str]], Sequence[Sequence[int]]]
 """From sentences to token ids, special tokens included, truncated."""

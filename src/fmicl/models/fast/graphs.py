@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from fmicl.utils.triton import compile_in_parallel
 
-__all__ = ["CapturedStep", "capture_graph"]
-
 Function = Callable[..., tuple[Tensor, ...]]
 
 

@@ -12,8 +12,6 @@ from fmicl.models.fast.low_precision import cast_weights
 from fmicl.models.fast.support import is_supported_norm
 from fmicl.utils.triton import can_launch
 
-__all__ = ["optimise_head"]
-
 
 def optimise_head(head: nn.Module) -> bool:
     """Replace the forward pass of an nn.Sequential by a fused one, in place; other modules are left unchanged.

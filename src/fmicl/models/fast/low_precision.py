@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast_weights"]
-
 
 def cast_weights(weights: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Float32 weights in autocast's dtype for a device; weights of other dtypes, or without autocast, unchanged.

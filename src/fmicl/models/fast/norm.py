@@ -18,8 +18,6 @@ from fmicl.models.fast import norm_device as device
 from fmicl.models.norms import RunningStatisticsNorm
 from fmicl.utils.triton import launch, multiprocessors
 
-__all__ = ["fused_batch_norm"]
-
 _LARGEST_BLOCK = 64  # columns of a tile: 128 bytes in bfloat16
 _ROWS = 128  # of a tile in elementwise passes
 _SUMMED = 64  # rows of a tile in reductions

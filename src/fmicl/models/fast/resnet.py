@@ -13,8 +13,6 @@ from fmicl.models.fast.low_precision import cast_weights
 from fmicl.models.fast.support import is_supported_norm
 from fmicl.utils.triton import can_launch
 
-__all__ = ["is_supported", "optimise_resnet"]
-
 
 def is_supported(model: nn.Module) -> bool:
     """Whether `optimise_resnet` supports the network: a plain timm ResNet with batch normalisation and ReLU only.

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 from fmicl.models.fast import stem_device as device
 from fmicl.utils.triton import launch, multiprocessors
 
-__all__ = ["convolve_stem", "is_supported_stem"]
-
 _LONGEST_PATCH = 64
 
 

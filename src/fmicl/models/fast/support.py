@@ -6,8 +6,6 @@ from torch import nn
 
 from fmicl.models.norms import RunningStatisticsNorm
 
-__all__ = ["is_supported_norm"]
-
 
 def is_supported_norm(norm: object) -> bool:
     """Whether `fmicl.models.fast.norm` supports the module: affine batch normalisation with running statistics."""

@@ -19,8 +19,6 @@ from fmicl.utils.device import pick_device
 from fmicl.utils.files import back_up_json, check_writable, write_json
 from fmicl.utils.provenance import command_line, commit, versions
 
-__all__ = ["check_run"]
-
 
 def check_run(
     run: Run | Path,

@@ -20,8 +20,6 @@ from fmicl.training.processes import Processes
 if TYPE_CHECKING:
     from fmicl.data import Stream
 
-__all__ = ["Context", "Task"]
-
 
 @dataclass(frozen=True)
 class Context:

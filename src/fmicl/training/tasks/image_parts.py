@@ -16,8 +16,6 @@ from fmicl.models.vision import build_encoder, check_input_size, feature_map_wid
 from fmicl.runs.folder import exclude_runs
 from fmicl.runs.initial_weights import load_initial_weights
 
-__all__ = ["build_image_encoder", "build_image_method", "load_splits"]
-
 
 def build_image_encoder(settings: Settings, *, load: bool = True) -> nn.Module:
     """The encoder that training starts with: random weights follow from torch's seed.

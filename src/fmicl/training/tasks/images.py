@@ -36,8 +36,6 @@ from fmicl.training.tasks.base import Context, Task
 from fmicl.training.tasks.image_evaluation import KNNMonitor, evaluate_run
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method, load_splits
 
-__all__ = ["ImageTask"]
-
 _CHECKED_ENCODERS: set[tuple[object, ...]] = set()  # a sweep has many runs of one encoder
 
 

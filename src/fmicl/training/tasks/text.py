@@ -37,8 +37,6 @@ from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, wri
 from fmicl.utils.extras import how_to_install
 from fmicl.utils.files import read_json, write_atomically, write_json
 
-__all__ = ["StsMonitor", "TextTask", "build_text_method", "check_lengths", "export_text"]
-
 
 class TextTask(Task):
     """Training on a file of sentences; dropout makes the two views of each.

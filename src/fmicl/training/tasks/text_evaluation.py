@@ -17,12 +17,6 @@ from fmicl.runs.sentence_encoder import load_sentence_encoder
 from fmicl.utils.files import back_up_json, check_new_file, read_json, write_json
 from fmicl.utils.validation import TokenPooling
 
-__all__ = [
-    "evaluate_text",
-    "stsb_scorer",
-    "write_text_results",
-]
-
 BATCH = 64
 DEV_BATCH = 256
 ABOUT = ("step", "stsb_dev", "chosen_by")

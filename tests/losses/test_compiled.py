@@ -63,7 +63,8 @@ def quiet(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) ->
         yield
     logger.removeHandler(caplog.handler)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert not [str(warning.message) for warning in recwarn]
+    seen = [str(warning.message) for warning in recwarn]
+    assert not [message for message in seen if "torch.jit" not in message]  # which torch 2.11 itself uses
 
 
 def assert_compiled_equals_eager(loss: nn.Module, backend: str = "aot_eager", fullgraph: bool = True) -> None:
@@ -150,7 +151,7 @@ def test_functions_take_divergences_by_name_and_as_objects() -> None:
 
 def test_the_operator_is_valid() -> None:
     tensors = [rows(6, 4).requires_grad_(), rows(6, 4, 1)]
-    described = ((0, "tensor", ""), (1, "tensor", ""), ("temperature", "number", "0.5"))
+    described = ((0, "tensor", ""), (1, "tensor", ""), ("temperature", "constant", 0.5))
     name = operator._register("infonce_loss", described)
     torch.library.opcheck(torch.ops.fmicl.loss.default, (tensors, name, [True, False]))
 

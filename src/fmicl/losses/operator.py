@@ -19,13 +19,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from fmicl.divergences import Divergence
 from fmicl.losses.similarities import Similarity
 from fmicl.utils.learnable import leaf_tensors
 from fmicl.utils.live_objects import find_object
 
-_TENSOR, _OBJECT, _NUMBER, _CONSTANT = "tensor", "object", "number", "constant"
+_TENSOR, _OBJECT, _CONSTANT = "tensor", "object", "constant"
 _VALUES = {"fmicl_terms": 2}  # tensors that a function of fmicl.functional returns, if not one
 
 Argument = tuple[int | str, str, Any]
@@ -68,7 +69,7 @@ def call_operator(function: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         elif value is None or isinstance(value, bool | str):
             described.append((key, _CONSTANT, value))
         elif isinstance(value, int | float):
-            described.append((key, _NUMBER, f"{value!r}"))  # torch.compile may treat numbers as variables, text not
+            described.append((key, _CONSTANT, guard_scalar(value)))  # torch.compile may trace numbers as variables
         else:
             described.append((key, _OBJECT, id(value)))
     name = _register(function, tuple(described))
@@ -84,9 +85,7 @@ def _register(function: str, described: tuple[Argument, ...]) -> str:
     """The name of a call; empty if it can't be an operator."""
     arguments: list[Argument] = []
     for key, kind, value in described:
-        if kind == _NUMBER:
-            value = float(value) if set(value) & set(".einf") else int(value)
-        elif kind == _OBJECT:
+        if kind == _OBJECT:
             value = find_object(value)
             if value is None or _is_learned(value):
                 return ""

@@ -22,6 +22,8 @@ def main(words: list[str]) -> None:
     first = not starts.exists()
     starts.write_text("x" if first else starts.read_text() + "x")
     print("run folder", out, flush=True)
+    seen = {key: value for key, value in os.environ.items() if "CUDA" in key or "OMP" in key}
+    (out / "environment.json").write_text(json.dumps(seen))
     if what == "js" and first:
         print("Traceback (most recent call last):", file=sys.stderr)
         print("  File somewhere", file=sys.stderr)
@@ -31,8 +33,6 @@ def main(words: list[str]) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "vlc":
         wait(out, ignore_signals="--hidden" in words)
-    seen = {key: value for key, value in os.environ.items() if "CUDA" in key or "OMP" in key}
-    (out / "environment.json").write_text(json.dumps(seen))
     (out / "metrics.csv").write_text("epoch,loss,knn,seconds\n1,2.5,50.0,3\n2,2.0,60.0,1\n")
     if what != "neyman":
         results = {"knn": 60.0 + int(option("--seed", "0")), "linear": 70.0}

@@ -154,9 +154,7 @@ def test_derivatives_follow_from_f(name: str) -> None:
     (attained,) = torch.autograd.grad(kind.conjugate(t).sum(), t)
     torch.testing.assert_close(kind.conjugate_derivative(t), attained, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(kind.conjugate_derivative(kind.derivative(u)), u, rtol=1e-7, atol=1e-9)
-    v = torch.linspace(-3, 3, 41, dtype=F64, requires_grad=True)
-    (change,) = torch.autograd.grad(kind.activated_penalty(v).sum(), v)
-    torch.testing.assert_close(kind.activated_penalty_slope(v), change, rtol=1e-9, atol=1e-9)
+    v = torch.linspace(-3, 3, 41, dtype=F64)
     torch.testing.assert_close(kind.activated_penalty(v), kind.conjugate(kind.activation(v)), rtol=1e-9, atol=1e-9)
 
 

@@ -42,7 +42,7 @@ from fmicl.losses.similarities import FittedCritic, Similarity, make_similarity
 from fmicl.losses.statistics import batch_covariance, centre, off_diagonal_squares, prepare_views, standardise
 from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, Targets, make_targets, masked_logsumexp
 from fmicl.utils.learnable import Scalar, require_positive_scalar
-from fmicl.utils.numerics import autocast_enabled
+from fmicl.utils.numerics import autocast_enabled, to_float64
 from fmicl.utils.validation import (
     Negatives,
     require_at_least_zero,
@@ -793,7 +793,7 @@ def _icon_rows(labelled: LabelledPairs, scale: Scalar, divergence: Divergence) -
 
     def rows(products: Tensor, chunk: Chunk) -> Tensor:
         mask = chunk.negatives | (chunk.positives > 0)
-        logits = _to_double(scale * products)
+        logits = to_float64(scale * products)  # 1 / q and its square leave float32's range at small temperatures
         log_q = logits - masked_logsumexp(logits, mask)[:, None]
         p = chunk.positives.to(logits.dtype)
         positive = p > 0
@@ -807,11 +807,6 @@ def _icon_rows(labelled: LabelledPairs, scale: Scalar, divergence: Divergence) -
 
 def _divergence_from_point(divergence: Divergence, surprise: Tensor) -> Tensor:
     """D_f(p || q) = q f(1 / q) + (1 - q) f(0) of a p that is 1 at one outcome, at surprise = -log q: elementwise."""
-    wide = _to_double(surprise)
+    wide = to_float64(surprise)
     u = wide.exp()
     return (divergence.f(u) / u - torch.expm1(-wide) * divergence.f(wide.new_zeros(()))).to(surprise.dtype)
-
-
-def _to_double(values: Tensor) -> Tensor:
-    """In float64, where the device has it: 1 / q and its square leave float32's range at small temperatures."""
-    return values if values.device.type == "mps" else values.double()

@@ -111,6 +111,16 @@ def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return x / torch.where(length > 0, length, 1.0), zero.squeeze(-1)
 
 
+def to_float64(x: Tensor) -> Tensor:
+    """Convert to float64, unless the device has none (MPS).
+
+    Example:
+        >>> to_float64(torch.ones(1)).dtype
+        torch.float64
+    """
+    return x if x.device.type == "mps" else x.double()
+
+
 def to_float32(x: Tensor) -> Tensor:
     """Convert half precision to float32; float64 stays.
 

@@ -249,11 +249,7 @@ def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> N
 
 
 def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> float:
-    """Refuse an f that isn't finite and convex on the grid u; return its largest slope there.
-
-    Raises:
-        ValueError: the message says at which u.
-    """
+    """The largest slope of f on the grid u; ValueError if f isn't finite and convex there."""
     at_one = float(f(torch.ones(1, dtype=torch.float64)))
     if not math.isfinite(at_one):
         raise ValueError(f"{name}: f(1) must be 0, but f has no value ({at_one:g}) at u = 1")

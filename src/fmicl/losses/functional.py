@@ -721,11 +721,7 @@ def vicreg_loss(
 
 
 def check_rpc(alpha: float, beta: float, gamma: float, temperature: Scalar, similarity: str) -> None:
-    """Refuse invalid settings of `rpc_loss`.
-
-    Raises:
-        ValueError: with the name and value of one of them.
-    """
+    """Raise ValueError for invalid settings of `rpc_loss`."""
     require_at_least_zero("alpha", alpha)
     require_at_least_zero("beta", beta)
     require_positive("gamma", gamma)
@@ -735,11 +731,7 @@ def check_rpc(alpha: float, beta: float, gamma: float, temperature: Scalar, simi
 
 
 def require_finite_at_zero(divergence: Divergence) -> None:
-    """Refuse a divergence whose f(0) is infinite: that of a distribution from one without some outcomes.
-
-    Raises:
-        ValueError: with its name.
-    """
+    """Raise ValueError if f(0), the divergence from a distribution without some outcomes, is infinite."""
     if not bool(divergence.f(0.0).isfinite()):
         raise ValueError(
             f"I-Con needs a divergence with a finite f(0), but that of {divergence.name} is infinite: take kl or js"

@@ -84,11 +84,7 @@ class BatchStatisticsLoss(TwoViewLoss):
         return self.function(x, y, **self.settings(), gather=self.gather)
 
     def refuse_negatives(self, negatives: Tensor | None) -> None:
-        """Refuse explicit negatives.
-
-        Raises:
-            ValueError: there are some.
-        """
+        """Raise ValueError for explicit negatives."""
         if negatives is not None:
             raise ValueError(
                 f"{type(self).__name__} has no negatives, got {tuple(negatives.shape)}: call it with two views alone"
@@ -104,11 +100,7 @@ class BatchStatisticsOptions(ObjectiveOptions):
         return {"negatives": "the objective has no negatives"}
 
     def refuse_queue(self, name: str, context: ObjectiveContext) -> None:
-        """Refuse a method that passes negatives of its own.
-
-        Raises:
-            ValueError: with the names of both.
-        """
+        """Raise ValueError for a method that passes negatives of its own."""
         if context.explicit_negatives:
             raise ValueError(
                 f"objective {name} has no negatives, so method {context.method} has no use for its queue: "

@@ -17,12 +17,9 @@ Scalar: TypeAlias = float | Tensor
 
 
 def require_positive_scalar(name: str, value: Scalar) -> None:
-    """Refuse what is neither a positive, finite number nor a floating-point tensor without dimensions.
+    """Raise ValueError for what is neither a positive, finite number nor a floating-point tensor without dimensions.
 
     The value of a tensor is checked where it can be read without synchronising: on the CPU, outside of torch.func.
-
-    Raises:
-        ValueError: with the name and what was seen.
 
     Example:
         >>> require_positive_scalar("gamma", torch.tensor(2.0))

@@ -293,9 +293,9 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --alpha auto d
         else:
             # negatives that have a gradient spread out more the harder they are repelled; others don't move
             change = f"{'Lower' if self.detached_share(context) else 'Raise'} --alpha"
-        return f"{self._doubt(context)}{change}, lower --learning-rate, or take another divergence."
+        return f"{self._uniformity_caveat(context)}{change}, lower --learning-rate, or take another divergence."
 
-    def _doubt(self, context: ObjectiveContext) -> str:
+    def _uniformity_caveat(self, context: ObjectiveContext) -> str:
         """That the divergence isn't certified to spread the embeddings; "" if it is."""
         mu = self._mu(context)
         if mu is None:

@@ -1,4 +1,4 @@
-"""Numerically stable helpers."""
+"""Numerics: precision of matrix products, normalisation to unit length, floating-point types."""
 
 from __future__ import annotations
 

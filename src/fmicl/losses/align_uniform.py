@@ -50,9 +50,7 @@ class AlignUniformLoss(ContrastiveLoss):
         require_positive_scalar("gamma", gamma)
         require_power(power)
         require_positive_scalar("weight", weight)
-        self.gamma = gamma
-        self.power = power
-        self.weight = weight
+        self.gamma, self.power, self.weight = gamma, power, weight
 
 
 @register_objective("align_uniform", summary="Alignment and uniformity (Wang and Isola, 2020).")

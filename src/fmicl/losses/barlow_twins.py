@@ -41,8 +41,7 @@ class BarlowTwinsLoss(BatchStatisticsLoss):
         super().__init__(gather)
         require_positive("weight", weight)
         require_positive("scale", scale)
-        self.weight = weight
-        self.scale = scale
+        self.weight, self.scale = weight, scale
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d); explicit negatives are refused."""

@@ -37,8 +37,7 @@ class DHELLoss(ContrastiveLoss):
     def __init__(self, temperature: Scalar = 0.3, both_views: bool = True, **options: Unpack[ComputeOptions]) -> None:
         super().__init__("anchor", **options)
         require_positive_scalar("temperature", temperature)
-        self.temperature = temperature
-        self.both_views = both_views
+        self.temperature, self.both_views = temperature, both_views
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d); explicit negatives (M, d) replace the energy of the views."""

@@ -107,9 +107,7 @@ class FMICLLoss(LabelledLoss):
                 f"divergence 'learned' is trained by its score, which with similarity={similarity!r} is the cosine, "
                 "whatever f is: take similarity='gaussian'"
             )
-        self.alpha = alpha
-        self.gamma = gamma
-        self.mu = mu
+        self.alpha, self.gamma, self.mu = alpha, gamma, mu
         self.similarity = similarity if isinstance(similarity, str) else remember(similarity)
         self.shift = shift
         learned = _parameters(self.divergence, similarity)

@@ -56,8 +56,7 @@ class InfoNCELoss(LabelledLoss):
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
         require_positive_scalar("temperature", temperature)
-        self.temperature = temperature
-        self.decoupled = decoupled
+        self.temperature, self.decoupled = temperature, decoupled
 
 
 @register_objective("infonce", summary="InfoNCE / NT-Xent, the loss of SimCLR and MoCo.")

@@ -50,9 +50,7 @@ class RenyiLoss(ContrastiveLoss):
         require_positive("order", order)
         require_skew(skew)
         require_positive_scalar("temperature", temperature)
-        self.order = order
-        self.skew = skew
-        self.temperature = temperature
+        self.order, self.skew, self.temperature = order, skew, temperature
 
 
 @register_objective("renyi", summary="RenyiCL: skew Renyi divergence (Lee and Shin, 2022).")

@@ -52,11 +52,8 @@ class RPCLoss(ContrastiveLoss):
     ) -> None:
         super().__init__(negatives, **options)
         functional.check_rpc(alpha, beta, gamma, temperature, similarity)
-        self.alpha = alpha
-        self.beta = beta
-        self.gamma = gamma
-        self.temperature = temperature
-        self.similarity = similarity
+        self.alpha, self.beta, self.gamma = alpha, beta, gamma
+        self.temperature, self.similarity = temperature, similarity
 
 
 @register_objective("rpc", summary="Relative predictive coding: a relative chi-square bound (Tsai et al., 2021).")

@@ -43,9 +43,7 @@ class VICRegLoss(BatchStatisticsLoss):
         super().__init__(gather)
         for name, value in (("variance", variance), ("invariance", invariance), ("covariance", covariance)):
             require_positive(name, value)
-        self.variance = variance
-        self.invariance = invariance
-        self.covariance = covariance
+        self.variance, self.invariance, self.covariance = variance, invariance, covariance
 
 
 @register_objective("vicreg", summary="VICReg: variance, invariance and covariance (Bardes et al., 2022).")

@@ -172,10 +172,11 @@ def test_distances_of_close_pairs_are_accurate() -> None:
 
 
 @pytest.mark.parametrize("k", [1, 2, 7, 20, 37])
-@pytest.mark.parametrize("chunk", [None, 1, 4])
-def test_neighbours_are_those_of_a_full_sort(k: int, chunk: int | None) -> None:
+@pytest.mark.parametrize("rows", [512, 1, 4])
+def test_neighbours_are_those_of_a_full_sort(k: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fmicl.evaluation.geometry._ROWS_CPU", rows)
     x, q = cloud(37, 4), cloud(11, 4, seed=1)
-    found = nearest_neighbours(x, q, k, chunk=chunk)
+    found = nearest_neighbours(x, q, k)
     for row in range(11):
         order = sorted(range(37), key=lambda i: -dot(x[i], q[row]))
         assert found.indices[row].tolist() == order[:k]
@@ -271,7 +272,6 @@ BROKEN = torch.tensor([[1.0, 0.0], [float("nan"), 0.0]])
         (lambda: nearest_neighbours(X, X, 5), "4.*k=5"),
         (lambda: nearest_neighbours(X, None, 4), "3.*k=4"),
         (lambda: nearest_neighbours(X, X, 0), "k=0"),
-        (lambda: nearest_neighbours(X, X, 1, chunk=0), "chunk"),
         (lambda: nearest_neighbours(X, X[:, :2], 1), "2 dimensions, features 4"),
         (lambda: nearest_neighbours(X, BROKEN, 1), "queries .*1 of 2 rows"),
     ],

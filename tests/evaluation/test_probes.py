@@ -76,8 +76,7 @@ def test_knn_labels_may_be_any_integers() -> None:
     odd = torch.tensor([-7, 40, 10**12])
     plain = knn_predict(train, labels, test, k=9)
     assert torch.equal(knn_predict(train, odd[labels], test, k=9), odd[plain])
-    assert torch.equal(knn_predict(train, labels, test, k=9, num_classes=3), plain)
-    assert torch.equal(knn_predict(train, labels.to(torch.uint8), test, k=9, num_classes=10), plain.byte())
+    assert torch.equal(knn_predict(train, labels.to(torch.uint8), test, k=9), plain.byte())
 
 
 def test_knn_equal_votes_go_to_the_smallest_label() -> None:
@@ -106,11 +105,12 @@ def test_knn_of_half_precision_features_is_computed_in_float32(dtype: torch.dtyp
     assert torch.equal(half, knn_predict(train.float(), labels, test.float(), k=30))
 
 
-def test_knn_does_not_depend_on_the_chunk() -> None:
+def test_knn_does_not_depend_on_the_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     train, test, labels = cloud(500, 8), cloud(70, 8, seed=1), labels_of(500, 6)
     whole = knn_predict(train, labels, test, k=25)
-    for chunk in (1, 7, 64, 1000):
-        assert torch.equal(knn_predict(train, labels, test, k=25, chunk=chunk), whole)
+    for rows in (1, 7, 64):
+        monkeypatch.setattr(geometry, "_ROWS_CPU", rows)
+        assert torch.equal(knn_predict(train, labels, test, k=25), whole)
 
 
 def test_knn_counts_an_unknown_test_class_as_wrong() -> None:
@@ -118,10 +118,11 @@ def test_knn_counts_an_unknown_test_class_as_wrong() -> None:
     assert knn_accuracy(train, labels, torch.eye(2), torch.tensor([0, 9]), k=1) == 50.0
 
 
-def test_knn_never_holds_the_whole_similarity_matrix() -> None:
+def test_knn_never_holds_the_whole_similarity_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(geometry, "_ROWS_CPU", 50)
     train, test, labels = cloud(40_000, 2), cloud(4_000, 2, seed=1), labels_of(40_000, 3)
     with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        knn_predict(train, labels, test, k=10, chunk=50)
+        knn_predict(train, labels, test, k=10)
     largest = max(event.self_cpu_memory_usage for event in profile.events())
     assert largest < 4 * 40_000 * 4_000 / 20
 
@@ -137,7 +138,6 @@ X, L = torch.eye(4), torch.arange(4)
         (lambda: knn_predict(X, L, X, k=1, temperature=0.0), "temperature"),
         (lambda: knn_predict(X, L[:3], X, k=1), r"train labels .*\(4,\)"),
         (lambda: knn_predict(X, L.float(), X, k=1), "integers"),
-        (lambda: knn_predict(X, L, X, k=1, num_classes=3), "0 to 2.*0 to 3"),
         (lambda: knn_predict(X, L, X[:, :3], k=1), "3 dimensions"),
         (lambda: knn_predict(X * math.nan, L, X, k=1), "4 of 4 rows"),
         (lambda: knn_accuracy(X, L, X, L[:2], k=1), "test labels"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -89,10 +88,6 @@ class TestRobust:
         import numpy as np
 
         assert fmicl.FMICLLoss("kl", alpha=np.float32(3), gamma=np.int64(1)).alpha == 3  # type: ignore[arg-type]
-
-    def test_an_unknown_option_is_named(self) -> None:
-        with pytest.raises(TypeError, match="kernal; known: normalised, kernel, precision, gather"):
-            fmicl.FMICLLoss("kl", kernal="tiled")  # type: ignore[call-arg]
 
     @pytest.mark.parametrize(
         "kind",
@@ -181,60 +176,9 @@ class TestRobust:
         wide = torch.stack([x, y], dim=-1)
         torch.testing.assert_close(LOSSES[name]()(wide[..., 0], wide[..., 1]), LOSSES[name]()(x, y))
 
-    @pytest.mark.parametrize("make", [LOSSES["kl"], LOSSES["infonce"], LOSSES["align_uniform"], LOSSES["spectral"]])
-    @pytest.mark.parametrize(
-        ("x", "y", "negatives", "message"),
-        [
-            (torch.zeros(4, 3), torch.zeros(4, 2), None, r"\(4, 3\) and \(4, 2\)"),
-            (torch.zeros(4, 3), torch.zeros(5, 3), None, r"\(4, 3\) and \(5, 3\)"),
-            (torch.zeros(1, 3), torch.zeros(1, 3), None, r"two samples .*\(1, 3\)"),
-            (torch.zeros(4), torch.zeros(4), None, r"\(N, d\).*\(4,\)"),
-            (torch.zeros(4, 3).long(), torch.zeros(4, 3), None, r"x .*torch\.int64"),
-            (torch.zeros(4, 3), torch.zeros(4, 3).to(torch.float8_e4m3fn), None, r"y .*torch\.float8_e4m3fn"),
-            (torch.zeros(4, 0), torch.zeros(4, 0), None, r"\(4, 0\)"),
-            (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(5, 2), r"\(5, 2\) .*\(4, 3\)"),
-            (torch.zeros(4, 3), torch.zeros(4, 3), torch.zeros(0, 3), r"\(0, 3\)"),
-            (torch.zeros(4, 3), torch.zeros(4, 3, device="meta"), None, "y .*meta.* x .*cpu"),
-            ([[1.0]], torch.zeros(4, 3), None, "x .*list"),
-        ],
-    )
-    def test_invalid_input_is_refused(
-        self, make: Callable[[], torch.nn.Module], x: Tensor, y: Tensor, negatives: Tensor | None, message: str
-    ) -> None:
-        with pytest.raises(ValueError, match=message):
-            make()(x, y, negatives=negatives)
-
     def test_one_sample_is_enough_for_explicit_negatives(self) -> None:
         x, y = batch(1)
         assert fmicl.FMICLLoss("kl")(x, y, negatives=queue()).isfinite()
-
-    @pytest.mark.parametrize(
-        ("make", "message"),
-        [
-            (lambda: fmicl.FMICLLoss("kl", alpha=0.0), r"alpha=0\.0"),
-            (lambda: fmicl.FMICLLoss("kl", alpha=-1.0), r"alpha=-1\.0"),
-            (lambda: fmicl.FMICLLoss("kl", gamma=0.0), r"gamma=0\.0"),
-            (lambda: fmicl.FMICLLoss("kl", mu=0.0), r"mu=0\.0"),
-            (lambda: fmicl.FMICLLoss("kl", mu="norm"), "mu .*'norm'"),  # type: ignore[arg-type]
-            (lambda: fmicl.FMICLLoss("lk"), "unknown divergence 'lk'"),
-            (lambda: fmicl.FMICLLoss("kl", similarity="dot"), "similarity .*'dot'"),
-            (lambda: fmicl.FMICLLoss("kl", similarity="cosine", mu=2.0), r"cosine .* mu=2\.0"),
-            (
-                lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), gamma=2.0),
-                r"Cosine.* leave out gamma=2\.0$",
-            ),
-            (lambda: fmicl.FMICLLoss("kl", similarity=fmicl.Cosine(), mu=2.0), r"Cosine.* leave out mu=2\.0$"),
-            (lambda: fmicl.FMICLLoss("kl", negatives="all"), "'anchor', 'both', 'cross' or a tensor .*'all'"),  # type: ignore[arg-type]
-            (lambda: fmicl.FMICLLoss("kl", shift="best"), "shift .*'best'"),  # type: ignore[arg-type]
-            (lambda: fmicl.InfoNCELoss(temperature=0.0), r"temperature=0\.0"),
-            (lambda: fmicl.AlignUniformLoss(power=0.5), r"power=0\.5"),
-            (lambda: fmicl.AlignUniformLoss(gamma=math.inf), "gamma=inf"),
-            (lambda: fmicl.SpectralContrastiveLoss(mu=-1.0), r"mu=-1\.0"),
-        ],
-    )
-    def test_invalid_settings_are_refused(self, make: Callable[[], torch.nn.Module], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            make()
 
 
 @pytest.mark.parametrize("negatives", ["anchor", "cross", "both"])

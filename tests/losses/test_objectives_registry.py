@@ -148,7 +148,6 @@ def test_the_divergence_of_further_terms() -> None:
     ("options", "context", "warned"),
     [
         (FMICLOptions(), MOCO, True),
-        (FMICLOptions(), dataclasses.replace(MOCO, detached=dict.fromkeys(("anchor", "both", "cross"), 1.0)), True),
         (FMICLOptions(alpha=7.4), MOCO, False),
         (FMICLOptions(shift="optimal"), MOCO, False),
         (FMICLOptions(divergence="pearson"), MOCO, False),

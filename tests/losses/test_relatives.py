@@ -185,10 +185,6 @@ class TestICon:
         assert x.grad is not None
         assert bool(x.grad.isfinite().all())
 
-    def test_an_infinite_f_of_zero_is_refused(self) -> None:
-        with pytest.raises(ValueError, match="reverse_kl"):
-            fmicl.IConLoss("reverse_kl")
-
 
 class TestRenyi:
     @pytest.mark.parametrize("mode", MODES)
@@ -357,29 +353,6 @@ def test_losses_without_negatives_refuse_them(loss: nn.Module) -> None:
         loss(x[:1], y[:1])
     with pytest.raises(ValueError, match=r"\(6, 4\) and \(5, 4\)"):
         loss(x, y[:5])
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: fmicl.BarlowTwinsLoss(0.0), "weight=0"),
-        (lambda: fmicl.BarlowTwinsLoss(scale=0.0), "scale=0"),
-        (lambda: fmicl.VICRegLoss(covariance=-1.0), "covariance=-1"),
-        (lambda: fmicl.DCLLoss(0.0), "temperature=0"),
-        (lambda: fmicl.DHELLoss(0.0), "temperature=0"),
-        (lambda: fmicl.IConLoss("kl", 0.0), "temperature=0"),
-        (lambda: fmicl.RenyiLoss(order=0.0), "order=0"),
-        (lambda: fmicl.RenyiLoss(skew=1.0), "skew=1"),
-        (lambda: fmicl.RPCLoss(beta=-1.0), "beta=-1"),
-        (lambda: fmicl.RPCLoss(gamma=0.0), "gamma=0"),
-        (lambda: fmicl.SigLIPLoss(0.0), "scale=0"),
-        (lambda: fmicl.SigLIPLoss(bias=math.inf), "bias=inf"),
-        (lambda: fmicl.RPCLoss(similarity="gaussian"), "'gaussian'"),  # type: ignore[arg-type]
-    ],
-)
-def test_invalid_settings_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
 @pytest.mark.parametrize("name", ["barlow_twins", "vicreg"])

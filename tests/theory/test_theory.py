@@ -114,19 +114,23 @@ def test_simplex(n: int, d: int) -> None:
     torch.testing.assert_close(gram, expected)
 
 
-def descend(name: str, n: int, d: int, gamma: float, seed: int) -> Tensor:
-    """Minimise the penalty of all pairs from random points, by L-BFGS."""
+def uniformity_of(name: str) -> Callable[[Tensor], Tensor]:
+    """The uniformity term of a batch at gamma = 0.5."""
+    loss = fmicl.FMICLLoss(name, alpha=1.0, gamma=0.5)
+    return lambda x: loss.terms(x, x.detach()).uniformity
+
+
+def descend(energy: Callable[[Tensor], Tensor], n: int, d: int, seed: int) -> Tensor:
+    """Unit rows of least energy, by L-BFGS from random points."""
     x = torch.randn(n, d, dtype=F64, generator=torch.Generator().manual_seed(seed)).requires_grad_()
-    y = torch.nn.functional.normalize(x.detach(), dim=-1)
-    loss = fmicl.FMICLLoss(name, alpha=1.0, gamma=gamma)
     optimizer = torch.optim.LBFGS(
         [x], max_iter=400, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss.terms(x, y).uniformity
-        value.backward()
+        value = energy(torch.nn.functional.normalize(x, dim=-1))
+        value.backward()  # type: ignore[no-untyped-call, unused-ignore]
         return value
 
     optimizer.step(closure)
@@ -136,19 +140,18 @@ def descend(name: str, n: int, d: int, gamma: float, seed: int) -> Tensor:
 @pytest.mark.parametrize("name", STRICT)
 def test_descent_arrives_at_the_simplex(name: str) -> None:
     n, d = 5, 6
-    points = descend(name, n, d, gamma=0.5, seed=1)
+    points = descend(uniformity_of(name), n, d, seed=1)
     off = ~torch.eye(n, dtype=torch.bool)
     torch.testing.assert_close(
         (points @ points.T)[off], torch.full((n * (n - 1),), -1 / (n - 1), dtype=F64), rtol=0, atol=1e-4
     )
     # and nothing is better than the simplex itself
-    loss = fmicl.FMICLLoss(name, alpha=1.0, gamma=0.5)
-    best = loss.terms(theory.simplex(n, d), theory.simplex(n, d)).uniformity
-    assert float(loss.terms(points, points).uniformity) == pytest.approx(float(best), abs=1e-8)
+    best = uniformity_of(name)(theory.simplex(n, d))
+    assert float(uniformity_of(name)(points)) == pytest.approx(float(best), abs=1e-8)
 
 
 def test_descent_on_neyman_does_not() -> None:
-    points = descend("neyman", 5, 6, gamma=0.5, seed=1)
+    points = descend(uniformity_of("neyman"), 5, 6, seed=1)
     gram = (points @ points.T)[~torch.eye(5, dtype=torch.bool)]
     assert float(gram.max() - gram.min()) > 0.5
 
@@ -178,26 +181,6 @@ def test_the_objective_on_samples_lies_within_the_estimation_error(alpha: float)
     expected = (near + far) / 2
     error = theory.estimation_error("kl", n, 0.05, alpha=alpha)
     assert float((alpha * (negative - expected)).abs().max()) <= error
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: theory.simplex(1, 3), "n=1"),
-        (lambda: theory.simplex(5, 3), "d=3"),
-        (lambda: theory.estimation_error("kl", 1, 0.1), "n=1"),
-        (lambda: theory.estimation_error("kl", 10, 1.5), r"delta=1\.5"),
-        (lambda: theory.estimation_error("kl", 10, 0.1, alpha=-1.0), r"alpha=-1\.0"),
-        (lambda: theory.uniformity("kl", gamma=-1.0), r"gamma=-1\.0"),
-        (lambda: theory.uniformity("nope"), "unknown divergence"),
-        (lambda: theory.push("kl", alpha=0.0), r"alpha=0\.0"),
-        (lambda: theory.push("kl", gamma=-1.0), r"gamma=-1\.0"),
-        (lambda: theory.push("kl", mu=0.0), r"mu=0\.0"),
-    ],
-)
-def test_refuses(make: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make()  # type: ignore[operator]
 
 
 # penalty'(r) = u^2 f''(u) by hand, up to a factor
@@ -269,8 +252,6 @@ class TestMonotonicity:
         assert theory.monotonicity("pearson", gamma=20.0, mu=1e5).complete
         mine = fmicl.Divergence.from_generator(lambda u: u * u.log(), name="mine")
         assert theory.monotonicity(mine) == theory.Monotonicity(complete=False, order=6, checked=6)
-        with pytest.raises(ValueError, match="checked=0"):
-            theory.monotonicity("kl", checked=0)
 
     @staticmethod
     def icosahedron() -> Tensor:
@@ -292,29 +273,15 @@ class TestMonotonicity:
         for optimum in (self.polygon(5), torch.cat([eye, -eye]), self.icosahedron()):
             n, d = optimum.shape
             assert n > d + 1
-            least, found = self.energy(kind, optimum), self.descent(kind, n, d)
-            assert found >= float(least) - 1e-9
-            assert found <= float(least) + 0.02 * abs(float(least))  # the descent is no straw man
 
-    @staticmethod
-    def energy(kind: fmicl.Divergence, x: Tensor) -> Tensor:
-        """Mean penalty of the pairs, gamma = mu = 1."""
-        off = ~torch.eye(len(x), dtype=torch.bool)
-        return kind.penalty(2 * (x @ x.T)[off] - 2).mean()
+            def energy(x: Tensor) -> Tensor:
+                """Mean penalty of the pairs, gamma = mu = 1."""
+                off = ~torch.eye(len(x), dtype=torch.bool)
+                return kind.penalty(2 * (x @ x.T)[off] - 2).mean()
 
-    def descent(self, kind: fmicl.Divergence, n: int, d: int) -> float:
-        """Energy at the end of a descent from random points."""
-        x = torch.randn(n, d, dtype=torch.float64, generator=torch.Generator().manual_seed(n)).requires_grad_()
-        optimiser = torch.optim.LBFGS([x], max_iter=300, line_search_fn="strong_wolfe", tolerance_change=1e-13)
-
-        def closure() -> Tensor:
-            optimiser.zero_grad()
-            value = self.energy(kind, torch.nn.functional.normalize(x, dim=-1))
-            value.backward()
-            return value
-
-        optimiser.step(closure)
-        return float(closure().detach())
+            least, found = float(energy(optimum)), float(energy(descend(energy, n, d, seed=n)))
+            assert found >= least - 1e-9
+            assert found <= least + 0.02 * abs(least)  # the descent is no straw man
 
 
 class TestEstimationError:
@@ -354,8 +321,3 @@ class TestEstimationError:
         alone = theory.estimation_error("reverse_kl", n, 0.1, gamma=math.log(3) / 4)
         massart = (with_class - alone) / (2 + 2 * (1 + math.sqrt(n / (n - 1))))  # r_T = e^(4 gamma) - 1 = 2
         assert 0.5 * massart < complexity <= massart
-
-    @pytest.mark.parametrize("size", [-1.0, math.inf, math.nan])
-    def test_refuses(self, size: float) -> None:
-        with pytest.raises(ValueError, match="log_class_size"):
-            theory.estimation_error("kl", 10, 0.1, log_class_size=size)

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,25 +60,22 @@ class Divergence(ABC):
     def __init_subclass__(cls) -> None:
         """Replace what a subclass inherits but its own penalty contradicts, unless it redefines that too."""
         super().__init_subclass__()
-        own = vars(cls).keys()
-        known = any(base.__dict__.get("closed_form") is True for base in cls.__mro__[1:])
-        if known and own & {"_penalty", "penalty"}:
-            if not own & {"closed_form"}:
+        own = {name.removeprefix("_") for name in vars(cls)}
+        closed_form = any(base.__dict__.get("closed_form") is True for base in cls.__mro__[1:])
+        derived: dict[str, Any] = {}
+        if "score" in own:
+            derived |= {"score_difference": Divergence._score_difference, "score_slope": Divergence._score_slope}
+        if "penalty" in own:
+            derived["penalty_slope"] = Divergence._derived_slope
+        if own & {"penalty", "penalty_slope"}:
+            derived["penalty_and_slope"] = Divergence._penalty_and_slope
+        if "penalty" in own and closed_form:
+            if "closed_form" not in own:
                 cls.closed_form = False
-            if not own & {"_relative_curvature", "relative_curvature"}:
-                cls._relative_curvature = Divergence._derived_curvature  # type: ignore[method-assign]
-            if not own & {"_conjugate", "conjugate"}:
-                cls._conjugate = Divergence._undefined_conjugate  # type: ignore[method-assign]
-            if not own & {"_conjugate_derivative", "conjugate_derivative"}:
-                cls._conjugate_derivative = Divergence._undefined_conjugate  # type: ignore[method-assign]
-        if own & {"_score", "score"} and not own & {"_score_difference", "score_difference"}:
-            cls._score_difference = Divergence._score_difference  # type: ignore[method-assign]
-        if own & {"_score", "score"} and not own & {"_score_slope", "score_slope"}:
-            cls._score_slope = Divergence._score_slope  # type: ignore[method-assign]
-        if own & {"_penalty", "penalty"} and not own & {"_penalty_slope", "penalty_slope"}:
-            cls._penalty_slope = Divergence._derived_slope  # type: ignore[method-assign]
-        if own & {"_penalty", "penalty", "_penalty_slope", "penalty_slope"} and "_penalty_and_slope" not in own:
-            cls._penalty_and_slope = Divergence._penalty_and_slope  # type: ignore[method-assign]
+            derived["relative_curvature"] = Divergence._derived_curvature
+            derived |= dict.fromkeys(("conjugate", "conjugate_derivative"), Divergence._undefined_conjugate)
+        for name in derived.keys() - own:
+            setattr(cls, f"_{name}", derived[name])
 
     def f(self, u: Tensor | float) -> Tensor:
         """The generator f(u); +inf for u < 0."""
@@ -154,10 +152,6 @@ class Divergence(ABC):
         """f*(activation(v)), not computed through t where that loses digits."""
         return self.conjugate(v) if self.supremum == math.inf else self.penalty(v)
 
-    def activated_penalty_slope(self, v: Tensor | float) -> Tensor:
-        """d activated_penalty / dv."""
-        return self.conjugate_derivative(v) if self.supremum == math.inf else self.penalty_slope(v)
-
     def weighted(self, alpha: Scalar) -> Divergence:
         r"""f_alpha(x) = alpha f(x / alpha) - alpha f(1 / alpha): the weighting parameter as a divergence.
 
@@ -226,7 +220,7 @@ class Divergence(ABC):
         return Generated.checked(f, name)
 
     def _into_domain(self, t: Tensor | float) -> tuple[Tensor, Tensor]:
-        """T with values above the domain replaced and infinite ones clamped, to keep NaN from gradients; and where."""
+        """T with values above the domain replaced and infinite ones clamped, to keep NaN from gradients; which ones."""
         t = as_real(t)
         outside = t > self.supremum
         largest = torch.finfo(t.dtype).max / 8
@@ -283,11 +277,36 @@ class Divergence(ABC):
         )
 
 
-@dataclass(frozen=True)
-class Weighted(Divergence):
-    """f_alpha(x) = alpha f(x / alpha) - alpha f(1 / alpha), made by `Divergence.weighted`."""
+@dataclass(frozen=True, repr=False)
+class TransformedDivergence(Divergence):
+    """A divergence that is made from another one, its base."""
 
     base: Divergence
+
+    @property
+    def closed_form(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.closed_form
+
+    @property
+    def piecewise_linear(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.piecewise_linear
+
+    @property
+    def learned(self) -> bool:  # type: ignore[override]
+        """The base's."""
+        return self.base.learned
+
+    def frozen(self) -> Divergence:
+        """With a frozen base."""
+        return replace(self, base=self.base.frozen()) if self.learned else self
+
+
+@dataclass(frozen=True)
+class Weighted(TransformedDivergence):
+    """f_alpha(x) = alpha f(x / alpha) - alpha f(1 / alpha), made by `Divergence.weighted`."""
+
     alpha: Scalar
 
     def __post_init__(self) -> None:
@@ -308,25 +327,6 @@ class Weighted(Divergence):
     def supremum(self) -> float:  # type: ignore[override]
         """The base's, as f_alpha'(x) = f'(x / alpha)."""
         return self.base.supremum
-
-    @property
-    def closed_form(self) -> bool:  # type: ignore[override]
-        """The base's."""
-        return self.base.closed_form
-
-    @property
-    def piecewise_linear(self) -> bool:  # type: ignore[override]
-        """The base's."""
-        return self.base.piecewise_linear
-
-    @property
-    def learned(self) -> bool:  # type: ignore[override]
-        """The base's."""
-        return self.base.learned
-
-    def frozen(self) -> Divergence:
-        """With a frozen base."""
-        return replace(self, base=self.base.frozen()) if self.learned else self
 
     @property
     def constant(self) -> Scalar:

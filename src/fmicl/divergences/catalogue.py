@@ -143,11 +143,42 @@ class JS(Divergence):
         return torch.sigmoid(-r)
 
 
+class PowerDivergence(Divergence):
+    """A divergence of Cressie and Read's power family (1984), up to a factor: u f''(u) is a multiple of a power of u.
+
+    Attributes:
+        power: q, of the penalty (factor / q) (u^q - 1); the score is (factor / (q - 1)) (u^(q - 1) - 1).
+        factor: f''(1).
+    """
+
+    power: float
+    factor: float
+
+    def _score(self, r: Tensor) -> Tensor:
+        return self.factor / (self.power - 1) * expm1((self.power - 1) * r)
+
+    def _score_slope(self, r: Tensor) -> Tensor:
+        return self.factor * torch.exp((self.power - 1) * r)
+
+    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
+        return self.factor / (self.power - 1) * _power_difference(self.power - 1, r, reference)
+
+    def _penalty(self, r: Tensor) -> Tensor:
+        return self.factor / self.power * expm1(self.power * r)
+
+    def _penalty_slope(self, r: Tensor) -> Tensor:
+        return self.factor * torch.exp(self.power * r)
+
+    def _relative_curvature(self, r: Tensor) -> Tensor:
+        return torch.full_like(r, self.power)
+
+
 @register_divergence("pearson", summary="Pearson's chi-square, related to the spectral contrastive loss.")
 @dataclass(frozen=True)
-class Pearson(Divergence):
+class Pearson(PowerDivergence):
     """Pearson's chi-square, f(u) = (u - 1)^2. Related to the spectral contrastive loss."""
 
+    power, factor = 2.0, 2.0
     formula = "(u-1)^2"
     supremum = math.inf
     closed_form = True
@@ -165,24 +196,6 @@ class Pearson(Divergence):
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
         return (t / 2 + 1).clamp(min=0)
 
-    def _score(self, r: Tensor) -> Tensor:
-        return 2 * expm1(r)
-
-    def _score_slope(self, r: Tensor) -> Tensor:
-        return 2 * torch.exp(r)
-
-    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
-        return 2 * _power_difference(1.0, r, reference)
-
-    def _penalty(self, r: Tensor) -> Tensor:
-        return expm1(2 * r)
-
-    def _penalty_slope(self, r: Tensor) -> Tensor:
-        return 2 * torch.exp(2 * r)
-
-    def _relative_curvature(self, r: Tensor) -> Tensor:
-        return torch.full_like(r, 2.0)
-
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.mul_(2).exp_()
         return e - 1, 2 * e
@@ -190,9 +203,10 @@ class Pearson(Divergence):
 
 @register_divergence("squared_hellinger", summary="Squared Hellinger: a weak penalty, needs a larger alpha than KL.")
 @dataclass(frozen=True)
-class SquaredHellinger(Divergence):
+class SquaredHellinger(PowerDivergence):
     """Squared Hellinger, f(u) = (sqrt(u) - 1)^2. Weak penalty tails: needs a larger alpha than KL."""
 
+    power, factor = 0.5, 0.5
     formula = "(sqrt(u)-1)^2"
     supremum = 1.0
     closed_form = True
@@ -209,24 +223,6 @@ class SquaredHellinger(Divergence):
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
         return 1 / (1 - t).square()
 
-    def _score(self, r: Tensor) -> Tensor:
-        return -expm1(-r / 2)
-
-    def _score_slope(self, r: Tensor) -> Tensor:
-        return torch.exp(-r / 2) / 2
-
-    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
-        return -_power_difference(-0.5, r, reference)
-
-    def _penalty(self, r: Tensor) -> Tensor:
-        return expm1(r / 2)
-
-    def _penalty_slope(self, r: Tensor) -> Tensor:
-        return torch.exp(r / 2) / 2
-
-    def _relative_curvature(self, r: Tensor) -> Tensor:
-        return torch.full_like(r, 0.5)
-
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.mul_(0.5).exp_()
         return e - 1, 0.5 * e
@@ -234,9 +230,10 @@ class SquaredHellinger(Divergence):
 
 @register_divergence("neyman", summary="Neyman's chi-square: negatives collapse, for comparison.")
 @dataclass(frozen=True)
-class Neyman(Divergence):
+class Neyman(PowerDivergence):
     """Neyman's chi-square, f(u) = (1 - u)^2 / u. Its penalty is concave in the distance: negatives collapse."""
 
+    power, factor = -1.0, 2.0
     formula = "(1-u)^2 / u"
     supremum = 1.0
     closed_form = True
@@ -252,24 +249,6 @@ class Neyman(Divergence):
 
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
         return torch.rsqrt(1 - t)
-
-    def _score(self, r: Tensor) -> Tensor:
-        return -expm1(-2 * r)
-
-    def _score_slope(self, r: Tensor) -> Tensor:
-        return 2 * torch.exp(-2 * r)
-
-    def _score_difference(self, r: Tensor, reference: Tensor) -> Tensor:
-        return -_power_difference(-2.0, r, reference)
-
-    def _penalty(self, r: Tensor) -> Tensor:
-        return -2 * expm1(-r)
-
-    def _penalty_slope(self, r: Tensor) -> Tensor:
-        return 2 * torch.exp(-r)
-
-    def _relative_curvature(self, r: Tensor) -> Tensor:
-        return torch.full_like(r, -1.0)
 
     def _penalty_and_slope(self, r: Tensor) -> tuple[Tensor, Tensor]:
         e = r.neg_().exp_()

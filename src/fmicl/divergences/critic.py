@@ -12,11 +12,7 @@ from fmicl.utils.learnable import Scalar
 
 
 def require_curved(divergence: Divergence) -> None:
-    """Refuse a divergence whose loss has no gradient.
-
-    Raises:
-        ValueError: its f is piecewise linear.
-    """
+    """Raise ValueError for a divergence whose loss has no gradient: its f is piecewise linear."""
     if divergence.piecewise_linear:
         raise ValueError(
             f"{divergence.name}: f is piecewise linear (f'' = 0), so its loss has no gradient to train with; "

@@ -13,20 +13,15 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from fmicl.divergences.base import Divergence
+from fmicl.divergences.inversion import InvertedConjugate
 from fmicl.utils.learnable import leaf_tensors
+from fmicl.utils.numerics import to_float64
 
 _CHECKED = 16.0  # largest |log u| at which convexity is checked; e^16 is about 9e6
 _POINTS = 4097  # odd, so that u = 1 is one of them
-_BISECTION_LIMIT = 300.0  # largest |log u|; beyond it squares of u leave float64
 _NEWTON_STEPS = 12  # to a root within 0.15 in log u; a smooth f needs 4 or 5
 
 T = TypeVar("T")
-
-
-def _to_float64(x: Tensor) -> Tensor:
-    """In float64, unless the device has none."""
-    return x if x.device.type == "mps" else x.double()
 
 
 class _Limits(NamedTuple):
@@ -38,7 +33,7 @@ class _Limits(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Generated(Divergence):
+class Generated(InvertedConjugate):
     """A divergence from f alone: f' by automatic differentiation, the rest by Fenchel-Young.
 
     If f depends on tensors that are trained, its limits and its table of slopes are computed again when they change.
@@ -50,6 +45,7 @@ class Generated(Divergence):
 
     formula = "given as code"
     closed_form = False
+    _range = 300.0
 
     def __repr__(self) -> str:
         """The call that makes it, with the function's name instead of its address."""
@@ -128,42 +124,41 @@ class Generated(Divergence):
 
     def _f(self, u: Tensor) -> Tensor:
         at_zero = u == 0  # a formula such as u log u is NaN there, but f has a limit
-        values = self.generator(torch.where(at_zero, 1.0, _to_float64(u)))
+        values = self.generator(torch.where(at_zero, 1.0, to_float64(u)))
         return torch.where(at_zero, self._limits.at_zero, values).to(u.dtype)
 
     def _derivative(self, u: Tensor) -> Tensor:
-        return _slope(self.generator, _to_float64(u)).to(u.dtype)
+        return _slope(self.generator, to_float64(u)).to(u.dtype)
 
     def _conjugate(self, t: Tensor) -> Tensor:
-        wide, u = _to_float64(t), _Maximiser.apply(t, self)
-        value = (wide * u - self.generator(u)).to(t.dtype)
+        u = torch.exp(self._log_maximiser(t))
+        value = (to_float64(t) * u - self.generator(u)).to(t.dtype)  # at a kink, unlike the penalty
         return value if self.supremum == math.inf else torch.where(t >= self.supremum, self._limits.at_supremum, value)
 
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
-        u = self._with_parameters(_Maximiser.apply(t, self)).to(t.dtype)
+        u = super()._conjugate_derivative(t)
         return u if self.supremum == math.inf else torch.where(t >= self.supremum, math.inf, u)
 
-    def _with_parameters(self, u: Tensor) -> Tensor:
-        """The maximiser u of t u - f(u), with its derivative -d_p f'(u) / f''(u) in the parameters p of f."""
-        if not (torch.is_grad_enabled() and self._learned):
-            return u
-        slope = _slope(self.generator, u.detach())
-        return u - (slope - slope.detach()) * _inverse_curvature(self.generator, u.detach()).detach()
+    def _learned_tensors(self, like: Tensor) -> list[Tensor]:  # noqa: ARG002
+        return self._learned
 
     def _score(self, r: Tensor) -> Tensor:
-        return _slope(self.generator, torch.exp(_to_float64(r))).to(r.dtype)
+        return _slope(self.generator, torch.exp(to_float64(r))).to(r.dtype)
 
     def _penalty(self, r: Tensor) -> Tensor:
-        u = torch.exp(_to_float64(r))
+        u = torch.exp(to_float64(r))
         return (u * _slope(self.generator, u) - self.generator(u)).to(r.dtype)
 
+    def _score_slope(self, r: Tensor) -> Tensor:
+        u = torch.exp(to_float64(r))
+        return (u * _curvature(self.generator, u)).to(r.dtype)
+
     def _penalty_slope(self, r: Tensor) -> Tensor:
-        u = torch.exp(_to_float64(r))
-        curvature = _slope(lambda v: _slope(self.generator, v), u)
-        return (u.square() * curvature).to(r.dtype)
+        u = torch.exp(to_float64(r))
+        return (u.square() * _curvature(self.generator, u)).to(r.dtype)
 
     def _relative_curvature(self, r: Tensor) -> Tensor:
-        wide = _to_float64(r)
+        wide = to_float64(r)
         slope, curvature = self._penalty_slope(wide), _slope(self._penalty_slope, wide)
         # the curvature is a difference of terms as large as the slope: what is within their rounding error is zero
         ratio = curvature / torch.where(slope == 0, 1.0, slope)
@@ -174,19 +169,19 @@ class Generated(Divergence):
         return self._cached(f"table {t.dtype} {t.device}", lambda: self._slopes(t))
 
     def _slopes(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        log_u = torch.linspace(-_BISECTION_LIMIT, _BISECTION_LIMIT, _POINTS, dtype=t.dtype, device=t.device)
+        log_u = torch.linspace(-self._range, self._range, _POINTS, dtype=t.dtype, device=t.device)
         slopes = _slope(self.generator, torch.exp(log_u))
         slopes = torch.where(slopes.isnan(), log_u.sign() * math.inf, slopes)  # f overflows there
         return log_u, slopes.cummax(dim=0).values
 
     @torch.no_grad()
-    def maximiser(self, t: Tensor) -> Tensor:
-        """The u with f'(u) = t, to the rounding of t; the nearer end of the range if there is none.
+    def _solve(self, t: Tensor) -> Tensor:
+        """The log u with f'(u) = t, to the rounding of t; the nearer end of the range if there is none.
 
         Newton's method in an interval from the table. Steps that would leave it are bisections, and so are all after
         the first ones, as f may have kinks.
         """
-        given, t = t, _to_float64(t)
+        given, t = t, to_float64(t)
         rounding = max(1e-2 * torch.finfo(given.dtype).eps, 4 * torch.finfo(t.dtype).eps)
         log_u, slopes = self._table(t)
         place = torch.searchsorted(slopes, t.contiguous())
@@ -208,41 +203,7 @@ class Generated(Divergence):
                 break
             inside = (newton >= low) & (newton <= high)
             x = torch.where(done, x, torch.where(inside, newton, (low + high) / 2))
-        return torch.exp(x)
-
-
-class _Maximiser(torch.autograd.Function):
-    """The u with f'(u) = t; its derivative 1 / f''(u) is differentiable again."""
-
-    @staticmethod
-    def forward(t: Tensor, divergence: Generated) -> Tensor:
-        return divergence.maximiser(t)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Generated], output: Tensor) -> None:
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(output)
-        ctx.generator, ctx.dtype = inputs[1].generator, inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return (grad * _inverse_curvature(ctx.generator, *ctx.saved_tensors)).to(ctx.dtype), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        (u,) = ctx.saved_for_forward
-        return tangent.to(u.dtype) * _inverse_curvature(ctx.generator, u)
-
-    @staticmethod
-    def vmap(_: Any, in_dims: tuple[int | None, None], t: Tensor, divergence: Generated) -> tuple[Tensor, int | None]:
-        return _Maximiser.apply(t, divergence), in_dims[0]
-
-
-def _inverse_curvature(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
-    """1 / f''(u); 0 where u doesn't depend on t: at kinks, in linear pieces, and at the ends of the range."""
-    curvature = _slope(lambda v: _slope(f, v), u)
-    bends = (curvature > 0) & (u.log().abs() < _BISECTION_LIMIT - 1e-3)
-    return torch.where(bends, 1 / torch.where(bends, curvature, 1.0), 0.0)
+        return x
 
 
 def _slope_and_curvature(f: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,6 +215,11 @@ def _slope_and_curvature(f: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tens
 
     curvature, slope = torch.func.grad(total, has_aux=True)(u)
     return slope, curvature
+
+
+def _curvature(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """f''(u) elementwise, differentiable again."""
+    return _slope(lambda v: _slope(f, v), u)
 
 
 def _slope(f: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
@@ -283,11 +249,7 @@ def _check_elementwise(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> N
 
 
 def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> float:
-    """Refuse an f that isn't finite and convex on the grid u; return its largest slope there.
-
-    Raises:
-        ValueError: the message says at which u.
-    """
+    """The largest slope of f on the grid u; ValueError if f isn't finite and convex there."""
     at_one = float(f(torch.ones(1, dtype=torch.float64)))
     if not math.isfinite(at_one):
         raise ValueError(f"{name}: f(1) must be 0, but f has no value ({at_one:g}) at u = 1")

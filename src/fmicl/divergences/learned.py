@@ -106,11 +106,7 @@ class Learned(InvertedConjugate):
 
 
 def require_fixed(divergence: Divergence) -> None:
-    """Refuse a learned divergence where nothing would train its weights.
-
-    Raises:
-        ValueError: with its name.
-    """
+    """Raise ValueError for a learned divergence, where nothing would train its weights."""
     if divergence.learned:
         raise ValueError(
             f"the weights of divergence {divergence.name!r} are trained by f-MICL alone (FMICLLoss, --objective fmicl "

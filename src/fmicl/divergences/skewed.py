@@ -27,23 +27,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fmicl.divergences.base import Divergence
+from fmicl.divergences.base import TransformedDivergence
 from fmicl.divergences.inversion import InvertedConjugate
 from fmicl.utils.validation import require_skew
 
 
 @dataclass(frozen=True, repr=False)
-class Skewed(InvertedConjugate):
+class Skewed(TransformedDivergence, InvertedConjugate):
     """f against the mixture beta p(x, y) + (1 - beta) p(x) p(y), made by `Divergence.skew`."""
 
-    base: Divergence
     beta: float
 
     def __post_init__(self) -> None:
@@ -69,25 +68,6 @@ class Skewed(InvertedConjugate):
     def supremum(self) -> float:  # type: ignore[override]
         """f_beta'(inf) = beta f(1 / beta)."""
         return self.beta * float(self.base.f(torch.as_tensor(1 / self.beta, dtype=torch.float64)).detach())
-
-    @property
-    def closed_form(self) -> bool:  # type: ignore[override]
-        """The base's."""
-        return self.base.closed_form
-
-    @property
-    def piecewise_linear(self) -> bool:  # type: ignore[override]
-        """The base's."""
-        return self.base.piecewise_linear
-
-    @property
-    def learned(self) -> bool:  # type: ignore[override]
-        """The base's."""
-        return self.base.learned
-
-    def frozen(self) -> Divergence:
-        """With a frozen base."""
-        return replace(self, base=self.base.frozen()) if self.learned else self
 
     @property
     def log_odds(self) -> float:

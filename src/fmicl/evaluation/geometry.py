@@ -335,21 +335,16 @@ def _largest(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return best.values, torch.where(index < strands * k, inside, outside)
 
 
-def stream_neighbours(
-    features: Tensor, queries: Tensor | None, k: int, *, chunk: int | None = None
-) -> Iterator[tuple[slice, Neighbours]]:
-    """:func:`nearest_neighbours` in chunks: slices of the queries with their neighbours, for a vote or a count."""
+def stream_neighbours(features: Tensor, queries: Tensor | None, k: int) -> Iterator[Neighbours]:
+    """:func:`nearest_neighbours` of one chunk of the queries after the other, for a vote or a count."""
     count = features.shape[0] - (queries is None)
     if not 1 <= k <= count:
         raise ValueError(f"k must lie between 1 and {count}, the number of candidates, got k={k}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}")
     base = unit_rows(features, "features")
     query = base if queries is None else unit_rows(queries, "queries").to(base.device, base.dtype)
     if query.shape[1] != base.shape[1]:
         raise ValueError(f"queries have {query.shape[1]} dimensions, features {base.shape[1]}")
-    rows = chunk or (_ROWS_CPU if base.device.type == "cpu" else _ROWS_GPU)
-    rows = min(rows, query.shape[0])
+    rows = min(_ROWS_CPU if base.device.type == "cpu" else _ROWS_GPU, query.shape[0])
     # One buffer for all tiles: on a CPU, allocating each anew costs as much as the product itself.
     buffer = base.new_empty(rows * min(_COLUMNS, base.shape[0]))
     for start in range(0, query.shape[0], rows):
@@ -369,10 +364,10 @@ def stream_neighbours(
         values = torch.cat([v for v, _ in found], dim=1)
         index = torch.cat([i for _, i in found], dim=1)
         best = values.topk(k, dim=1)
-        yield slice(start, start + len(part)), Neighbours(best.values, index.gather(1, best.indices))
+        yield Neighbours(best.values, index.gather(1, best.indices))
 
 
-def nearest_neighbours(features: Tensor, queries: Tensor | None, k: int, *, chunk: int | None = None) -> Neighbours:
+def nearest_neighbours(features: Tensor, queries: Tensor | None, k: int) -> Neighbours:
     """The k rows of `features` with the largest cosine similarity to each query, nearest first.
 
     Exact; similarities are computed in tiles. Among rows of equal similarity, which one is the k-th is undefined.
@@ -381,7 +376,6 @@ def nearest_neighbours(features: Tensor, queries: Tensor | None, k: int, *, chun
         features: candidates (N, d).
         queries: (Q, d); None means the features themselves, each without itself.
         k: number of neighbours, at most N (N - 1 without queries).
-        chunk: queries per tile; None chooses by device.
 
     Raises:
         ValueError: k is out of range, the dimensions differ, or an entry is not finite.
@@ -391,5 +385,5 @@ def nearest_neighbours(features: Tensor, queries: Tensor | None, k: int, *, chun
         >>> nearest_neighbours(compass, torch.tensor([[2.0, 5.0]]), k=2).indices
         tensor([[0, 1]])
     """
-    parts = [found for _, found in stream_neighbours(features, queries, k, chunk=chunk)]
-    return Neighbours(torch.cat([p.similarities for p in parts]), torch.cat([p.indices for p in parts]))
+    similarities, indices = zip(*stream_neighbours(features, queries, k), strict=True)
+    return Neighbours(torch.cat(similarities), torch.cat(indices))

@@ -33,8 +33,6 @@ def knn_predict(
     *,
     k: int,
     temperature: float = 0.1,
-    num_classes: int | None = None,
-    chunk: int | None = None,
 ) -> Tensor:
     r"""Predict labels by a weighted vote of the k nearest training features (Wu et al., 2018).
 
@@ -49,8 +47,6 @@ def knn_predict(
         test_features: (Q, d).
         k: number of neighbours, at most N.
         temperature: :math:`\tau`, positive.
-        num_classes: if given, labels must be 0 to num_classes - 1.
-        chunk: test features per tile; None chooses by device.
 
     Returns:
         Predicted labels (Q,), with device and type of `train_labels`.
@@ -66,17 +62,10 @@ def knn_predict(
     _check_labels(train_labels, train_features, "train")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    device = train_features.device
-    if num_classes is None:
-        classes, codes = _class_codes(train_labels)
-    else:
-        low, high = int(train_labels.min()), int(train_labels.max())
-        if low < 0 or high >= num_classes:
-            raise ValueError(f"labels must lie in 0 to {num_classes - 1} (num_classes), got {low} to {high}")
-        classes, codes = torch.arange(num_classes, device=device).to(train_labels), train_labels.long()
-    codes = codes.to(device)
+    classes, codes = _class_codes(train_labels)
+    codes = codes.to(train_features.device)
     votes: list[Tensor] = []
-    for _, near in stream_neighbours(train_features, test_features, k, chunk=chunk):
+    for near in stream_neighbours(train_features, test_features, k):
         # Relative to the nearest neighbour: the same vote without overflow at low temperatures.
         weights = ((near.similarities - near.similarities[:, :1]) / temperature).exp()
         score = weights.new_zeros(len(weights), len(classes)).scatter_add_(1, codes[near.indices], weights)
@@ -322,10 +311,8 @@ def _held_out(codes: Tensor, fraction: float, seed: int) -> Tensor:
 
 def _class_codes(labels: Tensor) -> tuple[Tensor, Tensor]:
     """The sorted distinct labels, and the position of each sample's label among them."""
-    classes: Tensor
-    codes: Tensor
-    classes, codes = torch.unique(labels, return_inverse=True)
-    return classes, codes
+    found: tuple[Tensor, Tensor] = torch.unique(labels, return_inverse=True)
+    return found
 
 
 def _check_labels(labels: Tensor, features: Tensor, name: str) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
-from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_power
 
@@ -35,6 +35,9 @@ class AlignUniformLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.align_uniform_loss)
+    arguments = ("gamma", "power", "weight", "negatives")
+
     def __init__(
         self,
         gamma: Scalar = 2.0,
@@ -47,20 +50,7 @@ class AlignUniformLoss(ContrastiveLoss):
         require_positive_scalar("gamma", gamma)
         require_power(power)
         require_positive_scalar("weight", weight)
-        self.gamma = gamma
-        self.power = power
-        self.weight = weight
-
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
-        return functional.align_uniform_loss(
-            x, y, gamma=self.gamma, power=self.power, weight=self.weight, **self.common(negatives)
-        )
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        gamma, weight = format_scalar(self.gamma), format_scalar(self.weight)
-        return f"gamma={gamma}, power={self.power:g}, weight={weight}, negatives={self.negatives}"
+        self.gamma, self.power, self.weight = gamma, power, weight
 
 
 @register_objective("align_uniform", summary="Alignment and uniformity (Wang and Isola, 2020).")
@@ -74,7 +64,6 @@ class AlignUniformOptions(ObjectiveOptions):
     uniformity_weight: float = option(1.0, "Weight of the uniformity term.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "uniformity_gamma", "uniformity_weight")
 

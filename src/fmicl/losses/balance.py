@@ -37,11 +37,7 @@ _LEAST_PUSH = 1e-30  # below, slopes of all negatives have underflowed in float3
 
 
 def require_alpha(alpha: Scalar | str, shift: str | None) -> None:
-    """Refuse what is neither a positive number nor "auto", or "auto" beside the optimal shift, which does the same.
-
-    Raises:
-        ValueError: with the value.
-    """
+    """Raise ValueError unless alpha is positive, or "auto" without the optimal shift, which does the same."""
     require_shift(shift)
     if not isinstance(alpha, str):
         require_positive_scalar("alpha", alpha)

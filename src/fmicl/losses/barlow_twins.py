@@ -34,21 +34,22 @@ class BarlowTwinsLoss(BatchStatisticsLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.barlow_twins_loss)
+    arguments = ("weight",)
+
     def __init__(self, weight: float = 0.005, *, scale: float = 1.0, gather: bool = True) -> None:
         super().__init__(gather)
         require_positive("weight", weight)
         require_positive("scale", scale)
-        self.weight = weight
-        self.scale = scale
+        self.weight, self.scale = weight, scale
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d); explicit negatives are refused."""
-        self.refuse_negatives(negatives)
-        return self.scale * functional.barlow_twins_loss(x, y, weight=self.weight, gather=self.gather)
+        return self.scale * super().forward(x, y, negatives)
 
     def extra_repr(self) -> str:
         """The settings."""
-        return f"weight={self.weight:g}, scale={self.scale:g}"
+        return f"{super().extra_repr()}, scale={self.scale:g}"
 
 
 @register_objective("barlow_twins", summary="Barlow Twins: cross-correlation of the views (Zbontar et al., 2021).")
@@ -56,11 +57,12 @@ class BarlowTwinsLoss(BatchStatisticsLoss):
 class BarlowTwinsOptions(BatchStatisticsOptions):
     """Options of Barlow Twins."""
 
+    collapse_hint = "Lower --learning-rate, or change --redundancy-weight."
+
     redundancy_weight: float = option(0.005, "Weight of the off-diagonal terms of the cross-correlation.")
     barlow_scale: float = option(1.0, "Factor of the loss; solo-learn has 0.1 on CIFAR-10.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "redundancy_weight", "barlow_scale")
 
@@ -72,8 +74,3 @@ class BarlowTwinsOptions(BatchStatisticsOptions):
         """
         self.refuse_queue("barlow_twins", context)
         return BarlowTwinsLoss(self.redundancy_weight, scale=self.barlow_scale)
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Lower --learning-rate, or change --redundancy-weight."

@@ -7,11 +7,12 @@ from typing import Unpack
 
 from torch import nn
 
+from fmicl.losses import functional
 from fmicl.losses.infonce import InfoNCELoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
 from fmicl.losses.targets import LabelNegatives
-from fmicl.utils.learnable import Scalar, format_scalar
+from fmicl.utils.learnable import Scalar
 from fmicl.utils.validation import Negatives
 
 
@@ -34,6 +35,9 @@ class DCLLoss(InfoNCELoss):
         True
     """
 
+    function = staticmethod(functional.dcl_loss)
+    arguments = ("temperature", "negatives")
+
     def __init__(
         self,
         temperature: Scalar = 0.1,
@@ -43,10 +47,6 @@ class DCLLoss(InfoNCELoss):
         **options: Unpack[ComputeOptions],
     ) -> None:
         super().__init__(temperature, negatives, decoupled=True, label_negatives=label_negatives, **options)
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return f"temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
 
 
 @register_objective("dcl", summary="Decoupled contrastive learning: InfoNCE without its positive (Yeh et al., 2022).")

@@ -11,9 +11,8 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, TemperatureOptions, register_objective
-from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.options import option
-from fmicl.utils.validation import Negatives
 
 
 class DHELLoss(ContrastiveLoss):
@@ -33,21 +32,16 @@ class DHELLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    arguments = ("temperature", "both_views")
+
     def __init__(self, temperature: Scalar = 0.3, both_views: bool = True, **options: Unpack[ComputeOptions]) -> None:
         super().__init__("anchor", **options)
         require_positive_scalar("temperature", temperature)
-        self.temperature = temperature
-        self.both_views = both_views
+        self.temperature, self.both_views = temperature, both_views
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d); explicit negatives (M, d) replace the energy of the views."""
-        return functional.dhel_loss(
-            x, y, temperature=self.temperature, both_views=self.both_views, negatives=negatives, **self.options
-        )
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return f"temperature={format_scalar(self.temperature)}, both_views={self.both_views}"
+        return functional.dhel_loss(x, y, negatives=negatives, **self.settings(), **self.options)
 
 
 @register_objective(
@@ -57,17 +51,13 @@ class DHELLoss(ContrastiveLoss):
 class DHELOptions(TemperatureOptions):
     """Options of DHEL."""
 
+    usual_negatives = "anchor"  # those of the anchor's own view: what the loss is about
+
     both_views: bool = option(True, "Add the energy of the second views, as the authors do.")
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""
-        options = {name: value for name, value in self.common(context).items() if name != "negatives"}
-        return DHELLoss(self.temperature, self.both_views, **options)
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """Those of the anchor's own view: what the loss is about."""
-        del context
-        return "anchor"
+        return DHELLoss(self.temperature, self.both_views, **self.compute_options(context))
 
     def why_unused(self) -> dict[str, str]:
         """Negatives are always those of one view."""

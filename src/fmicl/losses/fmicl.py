@@ -23,7 +23,7 @@ from fmicl.losses.registry import DivergenceOptions, LabelOptions, MuOptions, Ob
 from fmicl.losses.similarities import Fitted, Gaussian, Similarity, make_similarity
 from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
-from fmicl.utils.learnable import Scalar, format_scalar, leaf_tensors
+from fmicl.utils.learnable import Scalar, leaf_tensors
 from fmicl.utils.live_objects import remember
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives
@@ -82,6 +82,9 @@ class FMICLLoss(LabelledLoss):
         (True, ['gamma'])
     """
 
+    function = staticmethod(functional.fmicl_loss)
+    arguments = ("divergence", "alpha", "gamma", "mu", "similarity", "negatives", "shift")
+
     def __init__(
         self,
         divergence: DivergenceName | Divergence,
@@ -104,9 +107,7 @@ class FMICLLoss(LabelledLoss):
                 f"divergence 'learned' is trained by its score, which with similarity={similarity!r} is the cosine, "
                 "whatever f is: take similarity='gaussian'"
             )
-        self.alpha = alpha
-        self.gamma = gamma
-        self.mu = mu
+        self.alpha, self.gamma, self.mu = alpha, gamma, mu
         self.similarity = similarity if isinstance(similarity, str) else remember(similarity)
         self.shift = shift
         learned = _parameters(self.divergence, similarity)
@@ -121,13 +122,10 @@ class FMICLLoss(LabelledLoss):
         labels: Tensor | None = None,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given.
-
-        Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
-        """
+        """The loss of two views, explicit negatives, labels and targets, as `LabelledLoss.forward` takes them."""
         if self.divergence.learned:
             return self.terms(x, y, negatives, labels, targets).total()
-        return functional.fmicl_loss(x, y, self.divergence, **self._settings(negatives, labels, targets))
+        return super().forward(x, y, negatives, labels, targets)
 
     def terms(
         self,
@@ -141,20 +139,9 @@ class FMICLLoss(LabelledLoss):
 
         For a learned divergence alignment has a term of value 0, whose gradient trains its weights.
         """
-        alignment, uniformity = functional.fmicl_terms(
-            x, y, self.divergence.frozen(), **self._settings(negatives, labels, targets)
-        )
+        arguments = {**self.labelled(negatives, labels, targets), "divergence": self.divergence.frozen()}
+        alignment, uniformity = functional.fmicl_terms(x, y, **arguments)
         return Terms(self.with_criterion(alignment, x, y, negatives), uniformity)
-
-    def _settings(self, negatives: Tensor | None, labels: Tensor | None, targets: Tensor | None) -> dict[str, Any]:
-        return {
-            "alpha": self.alpha,
-            "gamma": self.gamma,
-            "mu": self.mu,
-            "similarity": self.similarity,
-            "shift": self.shift,
-            **self.labelled(negatives, labels, targets),
-        }
 
     def with_criterion(self, loss: Tensor, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss plus a term of value 0 whose gradient trains a learned divergence, if this is one.
@@ -174,13 +161,6 @@ class FMICLLoss(LabelledLoss):
             **self.common(None if negatives is None else negatives.detach()),
         )
         return loss + (gain.detach() - gain) / gain.detach().abs().clamp(min=1.0)
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return (
-            f"{self.divergence}, alpha={format_scalar(self.alpha)}, gamma={format_scalar(self.gamma)}, "
-            f"mu={format_scalar(self.mu)}, similarity={self.similarity}, negatives={self.negatives}, shift={self.shift}"
-        )
 
 
 def _constant(value: Any) -> Any:
@@ -225,7 +205,6 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     shift: Literal["optimal"] | None = option(None, "Maximise the bound over the Donsker-Varadhan shift as well.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "gamma")
         if self.alpha != "auto":
@@ -312,9 +291,9 @@ pulls: the embeddings may collapse. --alpha 7.4 balances the two; --alpha auto d
         else:
             # negatives that have a gradient spread out more the harder they are repelled; others don't move
             change = f"{'Lower' if self.detached_share(context) else 'Raise'} --alpha"
-        return f"{self._doubt(context)}{change}, lower --learning-rate, or take another divergence."
+        return f"{self._uniformity_caveat(context)}{change}, lower --learning-rate, or take another divergence."
 
-    def _doubt(self, context: ObjectiveContext) -> str:
+    def _uniformity_caveat(self, context: ObjectiveContext) -> str:
         """That the divergence isn't certified to spread the embeddings; "" if it is."""
         mu = self._mu(context)
         if mu is None:

@@ -1,6 +1,7 @@
 r"""Contrastive objectives as pure functions of the embeddings of two views.
 
-x and y are (N, d): row i of each is the embedding of one view of sample i. All functions
+x and y are (N, d): row i of each is the embedding of one view of sample i. `fmicl_loss` documents the arguments that
+functions share. All of them
 
 - normalise the embeddings to unit length, unless `normalised=True` (Barlow Twins, VICReg and RPC leave them as is);
 - compute in float32 or wider, whatever autocast says: the exponentials need it, and the cost is in the matrix product;
@@ -41,7 +42,7 @@ from fmicl.losses.similarities import FittedCritic, Similarity, make_similarity
 from fmicl.losses.statistics import batch_covariance, centre, off_diagonal_squares, prepare_views, standardise
 from fmicl.losses.targets import Chunk, LabelledPairs, LabelNegatives, Targets, make_targets, masked_logsumexp
 from fmicl.utils.learnable import Scalar, require_positive_scalar
-from fmicl.utils.numerics import autocast_enabled
+from fmicl.utils.numerics import autocast_enabled, to_float64
 from fmicl.utils.validation import (
     Negatives,
     require_at_least_zero,
@@ -191,20 +192,9 @@ def fmicl_loss(
         if loss is not None:
             return loss
     return fmicl_terms(
-        x,
-        y,
-        divergence,
-        alpha=alpha,
-        gamma=gamma,
-        mu=mu,
-        similarity=similarity,
-        negatives=negatives,
-        shift=shift,
-        labels=labels,
-        targets=targets,
-        label_negatives=label_negatives,
-        **options,
-    ).total()
+        x, y, divergence, alpha=alpha, gamma=gamma, mu=mu, similarity=similarity, negatives=negatives, shift=shift,
+        labels=labels, targets=targets, label_negatives=label_negatives, **options,
+    ).total()  # fmt: skip
 
 
 @_operator
@@ -283,15 +273,9 @@ def infonce_loss(
     SINCERE (Feeney and Hughes, 2023), whose denominator has one positive and the other classes.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         temperature: tau.
-        negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
         decoupled: leave the positive out of the denominator, as the f-MICL paper writes InfoNCE.
-        labels: classes of the samples, (N,) or (N, K), as in `fmicl_loss`.
-        targets: weights (N, N) of second views j as positives of anchors i, dense or sparse.
-        label_negatives: "all" other samples are negatives (SupCon), or "other_classes" only (SINCERE).
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, labels, targets, label_negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -329,13 +313,10 @@ def align_uniform_loss(
     Wang and Isola average the uniformity of the two views: that is (L(x, y) + L(y, x)) / 2 with "anchor".
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         gamma: inverse width of the Gaussian kernel (their t).
         power: power of the distance in the alignment term (their alpha), at least 1.
         weight: weight of the uniformity term.
-        negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -369,11 +350,8 @@ def spectral_contrastive_loss(
     It is Pearson's -(E_pos[f'(u)] - E_neg[f*(f'(u))]) at u = mu x.y, without its constant 1.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         mu: squared radius.
-        negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -409,14 +387,8 @@ def dcl_loss(
     critic and an optimal shift for each anchor; `fmicl_loss` with KL and `shift="optimal"` has one shift for all.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         temperature: tau.
-        negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        labels: classes of the samples, (N,) or (N, K), as in `fmicl_loss`.
-        targets: weights (N, N) of second views j as positives of anchors i, dense or sparse.
-        label_negatives: "all" other samples are negatives, or "other_classes" only.
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, labels, targets, label_negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -426,16 +398,9 @@ def dcl_loss(
         tensor(True)
     """
     return infonce_loss(
-        x,
-        y,
-        temperature=temperature,
-        negatives=negatives,
-        decoupled=True,
-        labels=labels,
-        targets=targets,
-        label_negatives=label_negatives,
-        **options,
-    )
+        x, y, temperature=temperature, negatives=negatives, decoupled=True,
+        labels=labels, targets=targets, label_negatives=label_negatives, **options,
+    )  # fmt: skip
 
 
 @_operator
@@ -459,12 +424,10 @@ def dhel_loss(
     `shift="optimal"` and the same negatives plus the log of their number.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         temperature: tau.
         both_views: add the energy of the second views, as the authors do.
         negatives: explicit ones, (M, d), that replace the other anchors; there is no energy of second views then.
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -508,15 +471,9 @@ def icon_loss(
     views from the product of its marginals: no identity ties the two.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         divergence: a name of `fmicl.list_divergences()` or a `Divergence`, with a finite f(0).
         temperature: tau.
-        negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        labels: classes of the samples, (N,) or (N, K), as in `fmicl_loss`.
-        targets: weights (N, N) of second views j as positives of anchors i, dense or sparse.
-        label_negatives: "all" other samples are negatives, or "other_classes" only.
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, labels, targets, label_negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -560,13 +517,10 @@ def renyi_loss(
     L = -log(1 + (g - 1) B) / (g (g - 1)). With a skew, positives are mixed with the negatives of that bound.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         order: g, positive.
         skew: a, in [0, 1); the authors' is 2^-16.
         temperature: tau.
-        negatives: "anchor", "both", "cross" (theirs) or a tensor of explicit ones, (M, d).
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -616,15 +570,12 @@ def rpc_loss(
     `fmicl_loss` with Pearson, this alpha and the cosine similarity of temperature tau alpha / (2 gamma).
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         alpha: weight of the negatives' s.
         beta: weight of the positives' s^2.
         gamma: weight of the negatives' s^2.
         temperature: tau.
         similarity: "product" of the embeddings as they are, as in the paper, or "cosine".
-        negatives: "anchor", "both", "cross" or a tensor of explicit ones, (M, d).
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, negatives, options: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -664,12 +615,10 @@ def siglip_loss(
     N log 2, as JS's score is log 2 - log(1 + e^-r), its penalty log(1 + e^r) - log 2, and r = b + t x.y.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         scale: t; a tensor may have a gradient.
         bias: b, likewise.
         negatives: explicit ones, (M, d), that replace the other second views.
-        options: `normalised`, `kernel`, `precision`, `gather` (`fmicl.losses.pairing.ComputeOptions`).
+        x, y, options: as in `fmicl_loss`.
 
     Example:
         >>> import math, torch
@@ -703,10 +652,9 @@ def barlow_twins_loss(x: Tensor, y: Tensor, *, weight: float = 0.005, gather: bo
     spectral loss's cost of negatives, which is Pearson's.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         weight: w, the weight of the off-diagonal terms.
         gather: take statistics over all processes, or with False over this one alone.
+        x, y: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -748,12 +696,11 @@ def vicreg_loss(
     which is Pearson's.
 
     Args:
-        x: embeddings of the first view, (N, d).
-        y: embeddings of the second view, (N, d).
         variance: weight of the variance term.
         invariance: weight of the mean squared distance of the views.
         covariance: weight of the covariance term.
         gather: take statistics over all processes, or with False over this one alone.
+        x, y: as in `fmicl_loss`.
 
     Example:
         >>> import torch
@@ -774,11 +721,7 @@ def vicreg_loss(
 
 
 def check_rpc(alpha: float, beta: float, gamma: float, temperature: Scalar, similarity: str) -> None:
-    """Refuse invalid settings of `rpc_loss`.
-
-    Raises:
-        ValueError: with the name and value of one of them.
-    """
+    """Raise ValueError for invalid settings of `rpc_loss`."""
     require_at_least_zero("alpha", alpha)
     require_at_least_zero("beta", beta)
     require_positive("gamma", gamma)
@@ -788,11 +731,7 @@ def check_rpc(alpha: float, beta: float, gamma: float, temperature: Scalar, simi
 
 
 def require_finite_at_zero(divergence: Divergence) -> None:
-    """Refuse a divergence whose f(0) is infinite: that of a distribution from one without some outcomes.
-
-    Raises:
-        ValueError: with its name.
-    """
+    """Raise ValueError if f(0), the divergence from a distribution without some outcomes, is infinite."""
     if not bool(divergence.f(0.0).isfinite()):
         raise ValueError(
             f"I-Con needs a divergence with a finite f(0), but that of {divergence.name} is infinite: take kl or js"
@@ -846,7 +785,7 @@ def _icon_rows(labelled: LabelledPairs, scale: Scalar, divergence: Divergence) -
 
     def rows(products: Tensor, chunk: Chunk) -> Tensor:
         mask = chunk.negatives | (chunk.positives > 0)
-        logits = _to_double(scale * products)
+        logits = to_float64(scale * products)  # 1 / q and its square leave float32's range at small temperatures
         log_q = logits - masked_logsumexp(logits, mask)[:, None]
         p = chunk.positives.to(logits.dtype)
         positive = p > 0
@@ -860,11 +799,6 @@ def _icon_rows(labelled: LabelledPairs, scale: Scalar, divergence: Divergence) -
 
 def _divergence_from_point(divergence: Divergence, surprise: Tensor) -> Tensor:
     """D_f(p || q) = q f(1 / q) + (1 - q) f(0) of a p that is 1 at one outcome, at surprise = -log q: elementwise."""
-    wide = _to_double(surprise)
+    wide = to_float64(surprise)
     u = wide.exp()
     return (divergence.f(u) / u - torch.expm1(-wide) * divergence.f(wide.new_zeros(()))).to(surprise.dtype)
-
-
-def _to_double(values: Tensor) -> Tensor:
-    """In float64, where the device has it: 1 / q and its square leave float32's range at small temperatures."""
-    return values if values.device.type == "mps" else values.double()

@@ -1,4 +1,4 @@
-"""Whole losses as one autograd function: from raw embeddings to the loss, with the gradient computed in the same pass.
+"""Fused losses: one autograd function from raw embeddings to the loss, with the gradient computed in the same pass.
 
 At the batch sizes of most training loops a loss takes as long as the calls that it consists of, not as their
 arithmetic. Here f-MICL and InfoNCE are evaluated without a graph of small operations, and settings are checked once. On
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import Any, Literal, Unpack
 
 import torch
@@ -161,34 +162,31 @@ class _Loss(ABC):
 
     def apply(self, x: Tensor, y: Tensor) -> Tensor | None:
         """The loss of this batch; None where it takes the composed one."""
+        wanted = (x.requires_grad, y.requires_grad) if torch.is_grad_enabled() else (False, False)
         if x.is_cuda or self.kernel == "triton":
-            return self._by_triton(x, y)
+            return self._by_triton(x, y, wanted)
         if autocast_enabled("cpu"):
             with torch.autocast("cpu", enabled=False):
                 return self.apply(x, y)
-        if not self.supports_cpu:
-            return None
-        views = _Views.of(x.detach(), y.detach())
+        views = _Views.of(x.detach(), y.detach()) if self.supports_cpu else None
         if views is None:
             return None
-        if matmul_precision("cpu") in (EXACT, "none"):
-            return _OnCPU.run(x, y, self, views)
-        with exact_matmul(x.device):
-            return _OnCPU.run(x, y, self, views)
+        with nullcontext() if matmul_precision("cpu") in (EXACT, "none") else exact_matmul(x.device):
+            loss: Tensor = _FusedLoss.apply(x, y, self, _CPUPlan(self, views, wanted))
+        return loss
 
-    def _by_triton(self, x: Tensor, y: Tensor) -> Tensor | None:
-        wanted = (x.requires_grad, y.requires_grad) if torch.is_grad_enabled() else (False, False)
+    def _by_triton(self, x: Tensor, y: Tensor, wanted: tuple[bool, bool]) -> Tensor | None:
         key = (x.shape, x.dtype, x.device, wanted)
-        plan = self.plans.get(key)
+        if key not in self.plans:
+            self.plans[key] = self._plan(x, wanted)
+        plan = self.plans[key]
         if plan is None:
-            if key in self.plans:
-                return None
-            plan = self.plans[key] = self._plan(x, wanted)
-            if plan is None:
-                return None
+            return None
         # kernels read whole rows by aligned addresses
-        x, y = (v if v.is_contiguous() and v.data_ptr() % 16 == 0 else v.clone(memory_format=_ROWS) for v in (x, y))
-        return _ByTriton.run(x, y, self, plan)
+        rows = torch.contiguous_format
+        x, y = (v if v.is_contiguous() and v.data_ptr() % 16 == 0 else v.clone(memory_format=rows) for v in (x, y))
+        loss: Tensor = _FusedLoss.apply(x, y, self, plan)
+        return loss
 
     def _plan(self, x: Tensor, wanted: tuple[bool, bool]) -> Any:
         runs = triton_runs_on(x.device) or (self.kernel == "triton" and interpreting() and x.is_cpu)
@@ -211,9 +209,6 @@ class _Loss(ABC):
     @abstractmethod
     def composed(self, x: Tensor, y: Tensor) -> Tensor:
         """The loss by plain autograd."""
-
-
-_ROWS = torch.contiguous_format
 
 
 class _FMICL(_Loss):
@@ -397,74 +392,45 @@ class _Views:
         return tangent.mul_(grad * self.factor / self.lengths)
 
 
-class _Whole(torch.autograd.Function):
-    """A loss of raw embeddings with its gradient; subclasses say how."""
+class _CPUPlan:
+    """The evaluation of a loss on a CPU, with the interface of `fmicl.kernels.views.ViewLossPlan`."""
 
-    @staticmethod
-    def differentiable(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient by plain autograd, for create_graph=True."""
-        with torch.enable_grad():
-            inputs = [view.view_as(view) for view in ctx.saved_tensors]  # told apart, also where y is a function of x
-            value = ctx.loss.composed(*inputs)
-        wanted = [view for view, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-        found = iter(torch.autograd.grad(value, wanted, grad, create_graph=True))
-        by_x, by_y = (next(found) if needed else None for needed in ctx.needs_input_grad[:2])
-        return by_x, by_y, None, None
+    def __init__(self, loss: _Loss, views: _Views, wanted: tuple[bool, bool]) -> None:
+        self.loss, self.views, self.wanted = loss, views, wanted
 
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, None]:  # noqa: ARG002
+        """The loss; the views keep what the gradient needs."""
+        return self.loss.evaluate(self.views, any(self.wanted)), None
 
-class _OnCPU(_Whole):
-    @classmethod
-    def run(cls, x: Tensor, y: Tensor, loss: _Loss, views: _Views) -> Tensor:
-        value: Tensor = cls.apply(x, y, loss, views)
-        return value
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, loss: _Loss, views: _Views) -> Tensor:
-        gradient = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        value = loss.evaluate(views, gradient)
-        if gradient:
-            ctx.save_for_backward(x, y)
-            ctx.loss, ctx.views = loss, views
-        return value
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _Whole.differentiable(ctx, grad)
-        n, dtype = ctx.views.n, ctx.saved_tensors[0].dtype
-        if is_batched(grad):
-            found = (ctx.views.raw_gradient(torch.ones(())) * grad).to(dtype)
-        else:
-            found = ctx.views.raw_gradient(grad)
-            found = found if dtype == torch.float32 else found.to(dtype)
-        x_wanted, y_wanted, *_ = ctx.needs_input_grad
-        return found[:n] if x_wanted else None, found[n:] if y_wanted else None, None, None
+    def backward(self, x: Tensor, y: Tensor, state: None, grad: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """The gradients in x and y, times grad."""
+        found = self.views.raw_gradient(grad).to(x.dtype)
+        return found[: self.views.n], found[self.views.n :]
 
 
-class _ByTriton(_Whole):
-    @classmethod
-    def run(cls, x: Tensor, y: Tensor, loss: _Loss, plan: Any) -> Tensor:
-        value: Tensor = cls.apply(x, y, loss, plan)
-        return value
+class _FusedLoss(torch.autograd.Function):
+    """A loss of raw embeddings with its gradient, by the forward and backward of a plan."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, loss: _Loss, plan: Any) -> Tensor:
         value: Tensor
         value, state = plan.forward(x, y)
-        if plan.wanted[0] or plan.wanted[1]:
+        if any(plan.wanted):
             ctx.save_for_backward(x, y)
             ctx.loss, ctx.plan, ctx.state = loss, plan, state
         return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            return _Whole.differentiable(ctx, grad)
         x, y = ctx.saved_tensors
+        x_wanted, y_wanted, *_ = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # create_graph=True: by plain autograd
+            inputs = [view.view_as(view) for view in (x, y)]  # told apart, also where y is a function of x
+            wanted = [view for view, needed in zip(inputs, (x_wanted, y_wanted), strict=True) if needed]
+            found = iter(torch.autograd.grad(ctx.loss.composed(*inputs), wanted, grad, create_graph=True))
+            return next(found) if x_wanted else None, next(found) if y_wanted else None, None, None
         batched = is_batched(grad)
-        upstream = torch.ones((), device=x.device) if batched else grad
-        by_x, by_y = ctx.plan.backward(x, y, ctx.state, upstream)
+        by_x, by_y = ctx.plan.backward(x, y, ctx.state, torch.ones((), device=x.device) if batched else grad)
         if batched:
             by_x, by_y = by_x * grad, by_y * grad
-        x_wanted, y_wanted, *_ = ctx.needs_input_grad
         return by_x if x_wanted else None, by_y if y_wanted else None, None, None

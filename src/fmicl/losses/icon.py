@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
@@ -21,7 +21,7 @@ from fmicl.losses.registry import (
     register_objective,
 )
 from fmicl.losses.targets import LabelNegatives
-from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.live_objects import remember
 from fmicl.utils.validation import Negatives
 
@@ -45,6 +45,9 @@ class IConLoss(LabelledLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.icon_loss)
+    arguments = ("divergence", "temperature", "negatives")
+
     def __init__(
         self,
         divergence: DivergenceName | Divergence = "kl",
@@ -59,25 +62,6 @@ class IConLoss(LabelledLoss):
         require_fixed(self.divergence)
         functional.require_finite_at_zero(self.divergence)
         self.temperature = temperature
-
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        negatives: Tensor | None = None,
-        labels: Tensor | None = None,
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given.
-
-        Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
-        """
-        labelled = self.labelled(negatives, labels, targets)
-        return functional.icon_loss(x, y, self.divergence, temperature=self.temperature, **labelled)
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return f"{self.divergence}, temperature={format_scalar(self.temperature)}, negatives={self.negatives}"
 
 
 @register_objective("icon", summary="I-Con with any f: a divergence for each anchor (Alshammari et al., 2025).")

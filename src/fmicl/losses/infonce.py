@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from fmicl.losses.base import LabelledLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import LabelOptions, ObjectiveContext, TemperatureOptions, register_objective
 from fmicl.losses.targets import LabelNegatives
-from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.validation import Negatives
 
 
@@ -41,6 +42,9 @@ class InfoNCELoss(LabelledLoss):
         torch.Size([])
     """
 
+    function: ClassVar[Callable[..., Tensor]] = staticmethod(functional.infonce_loss)
+    arguments: ClassVar[tuple[str, ...]] = ("temperature", "negatives", "decoupled")
+
     def __init__(
         self,
         temperature: Scalar = 0.5,
@@ -52,32 +56,7 @@ class InfoNCELoss(LabelledLoss):
     ) -> None:
         super().__init__(negatives, label_negatives, **options)
         require_positive_scalar("temperature", temperature)
-        self.temperature = temperature
-        self.decoupled = decoupled
-
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        negatives: Tensor | None = None,
-        labels: Tensor | None = None,
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given.
-
-        Labels (N,) or (N, K), or targets (N, N), say which samples are positives of each other.
-        """
-        return functional.infonce_loss(
-            x,
-            y,
-            temperature=self.temperature,
-            decoupled=self.decoupled,
-            **self.labelled(negatives, labels, targets),
-        )
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return f"temperature={format_scalar(self.temperature)}, negatives={self.negatives}, decoupled={self.decoupled}"
+        self.temperature, self.decoupled = temperature, decoupled
 
 
 @register_objective("infonce", summary="InfoNCE / NT-Xent, the loss of SimCLR and MoCo.")

@@ -1,4 +1,4 @@
-"""The losses as one operator of torch.compile's graphs, `torch.ops.fmicl.loss`.
+"""torch.compile support: the losses as one custom operator, `torch.ops.fmicl.loss`.
 
 torch.compile can't trace the kernels of the losses. It sees an operator instead, of which it knows the shapes of the
 results, so that fullgraph=True and CUDA graphs work. The operator evaluates a loss as without torch.compile, together

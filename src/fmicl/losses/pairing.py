@@ -53,12 +53,7 @@ _DEFAULTS: ComputeOptions = {"normalised": False, "kernel": "auto", "precision":
 
 
 def check_options(**options: Unpack[ComputeOptions]) -> None:
-    """Refuse invalid options, before the first batch.
-
-    Raises:
-        TypeError: there is no such option.
-        ValueError: an option has an invalid value.
-    """
+    """Raise TypeError for an unknown option, and ValueError for an invalid value."""
     unknown = sorted(set(options) - set(ComputeOptions.__annotations__))
     if unknown:
         raise TypeError(
@@ -161,20 +156,20 @@ class Pairs:
         options = _DEFAULTS | options
         explicit = negatives if isinstance(negatives, Tensor) else None
         wrong: ValueError | None = None
-        same = ""
+        description = ""
         try:
             check_views(x, y, negatives, columns)
             kind = negatives if explicit is None else explicit.dtype
-            same = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
+            description = f", y {y.dtype}, negatives {kind}, {len(columns)} columns"
             if targets is not None:
                 targets.check(x)
-                same += f", {targets.kind}"
+                description += f", {targets.kind}"
             if label_negatives == "other_classes" and explicit is not None and targets is not None:
                 raise ValueError("explicit negatives have no labels, so label_negatives must be 'all' with them")
         except ValueError as error:
             wrong = error  # other processes must learn of it before this one raises, or they would hang
-        world = kernels.world_of(x, options["gather"], wrong, same)
-        if targets is not None:
+        world = kernels.world_of(x, options["gather"], wrong, description)
+        if targets is not None and targets.kind == "matrix":
             _check_columns(targets, x, world)
         if explicit is None and world.total < 2:
             raise ValueError(
@@ -185,10 +180,10 @@ class Pairs:
         kernel, precision = _within_transforms(options["kernel"], world), options["precision"]
         half = all(value.dtype in (torch.bfloat16, torch.float16) for value in (x, y))
         fast = precision == "fast" or (precision == "auto" and half)
-        as_it_is = fast and options["normalised"] and all(v.dtype == torch.bfloat16 for v in named)
+        unchanged = fast and options["normalised"] and all(v.dtype == torch.bfloat16 for v in named)
         widest = functools.reduce(torch.promote_types, (value.dtype for value in named), torch.float32)
         distances = zero_rows = None
-        if as_it_is:
+        if unchanged:
             ready = named
         elif options["normalised"]:
             ready = [value.to(widest) for value in named]
@@ -345,18 +340,12 @@ class Pairs:
 
 
 def _check_columns(targets: Targets, x: Tensor, world: World) -> None:
-    """Refuse targets that don't have a column for each sample, on all processes.
-
-    Raises:
-        ValueError: those of this process or of another don't.
-    """
-    wrong: ValueError | None = None
-    try:
-        targets.check_columns(world.total)
-    except ValueError as error:
-        wrong = error
-    if targets.kind == "matrix":
-        kernels.world_of(x, world.size > 1, wrong)
+    """Raise ValueError, on all processes, unless the targets have a column for each sample of all."""
+    wrong = None
+    if targets.given.shape[1] != world.total:
+        seen = f"got shape {tuple(targets.given.shape)}"
+        wrong = ValueError(f"targets must have a column for each of the {world.total} samples of the batch, {seen}")
+    kernels.world_of(x, world.size > 1, wrong)
 
 
 def _sum_of_negatives(function: PairFunction, products: Tensor, chunk: Chunk) -> Tensor:
@@ -367,11 +356,7 @@ def _sum_of_negatives(function: PairFunction, products: Tensor, chunk: Chunk) ->
 
 
 def check_views(x: Tensor, y: Tensor, negatives: str | Tensor = "anchor", columns: Sequence[Tensor] = ()) -> None:
-    """Refuse input that isn't a batch of two views with their negatives.
-
-    Raises:
-        ValueError: the message says what was seen.
-    """
+    """Raise ValueError for input that isn't a batch of two views with their negatives."""
     named = {"x": x, "y": y} | {f"negatives column {k}": column for k, column in enumerate(columns, 1)}
     if isinstance(negatives, Tensor):
         named["negatives"] = negatives

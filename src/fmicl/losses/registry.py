@@ -66,6 +66,11 @@ class ObjectiveOptions(ABC):
     """Whether the loss takes `labels=`."""
     needs_labels: ClassVar[bool] = False
     """Whether it can't do without them."""
+    usual_negatives: ClassVar[Negatives | None] = "anchor"
+    """What negatives "auto" stands for; None: all views of the batch (SimCLR), or with some methods the other second
+    views (SimCSE, MoCo v3)."""
+    collapse_hint: ClassVar[str] = "Lower --learning-rate."
+    """What may help a run whose embeddings have collapsed."""
 
     negatives: Literal["auto", "anchor", "both", "cross"] = option(
         "auto",
@@ -81,23 +86,23 @@ class ObjectiveOptions(ABC):
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module, called with two batches of embeddings (N, d) and optionally `negatives=` (M, d)."""
 
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """The negatives that "auto" stands for."""
-        del context
-        return "anchor"
-
     def resolved_negatives(self, context: ObjectiveContext) -> Negatives:
         """The negatives, with "auto" resolved."""
-        return self.default_negatives(context) if self.negatives == "auto" else self.negatives
+        if self.negatives != "auto":
+            return self.negatives
+        return self.usual_negatives or ("cross" if context.contrast_views else "both")
 
     def detached_share(self, context: ObjectiveContext) -> float:
         """The share of the negatives that have no gradient."""
         return context.detached.get(self.resolved_negatives(context), 0.0)
 
     def common(self, context: ObjectiveContext) -> dict[str, Any]:
-        """Arguments that all of this package's losses take."""
-        precision = {"precision": "high"} if context.high_precision else {}
-        return {"negatives": self.resolved_negatives(context), **precision}
+        """Arguments that all of this package's contrastive losses take."""
+        return {"negatives": self.resolved_negatives(context), **self.compute_options(context)}
+
+    def compute_options(self, context: ObjectiveContext) -> dict[str, Any]:
+        """How their sums are computed (`fmicl.losses.pairing.ComputeOptions`)."""
+        return {"precision": "high"} if context.high_precision else {}
 
     def why_unused(self) -> dict[str, str]:
         """Options without effect, given the values of the others, each with the reason."""
@@ -109,9 +114,9 @@ class ObjectiveOptions(ABC):
         return []
 
     def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
+        """What may help a run whose embeddings have collapsed, given the method."""
         del context
-        return "Lower --learning-rate."
+        return self.collapse_hint
 
     def information_divergence(self, context: ObjectiveContext) -> Divergence:
         """The divergence of further terms that bound an f-mutual information: this objective's, or KL."""
@@ -130,7 +135,6 @@ class MuOptions(ObjectiveOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         if self.mu != "normalised":
             require_positive_fields(self, "mu")
@@ -148,7 +152,6 @@ class DivergenceOptions(ObjectiveOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_skew(self.skew)
 
@@ -172,21 +175,14 @@ class LabelOptions(ObjectiveOptions):
 class TemperatureOptions(ObjectiveOptions):
     """The option `temperature`, for the objectives that have it."""
 
+    usual_negatives: ClassVar[Negatives | None] = None
+    collapse_hint = "Lower --learning-rate, or change --temperature."
+
     temperature: float = option(0.2, "Temperature of the softmax.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "temperature")
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """All views of the batch, as in SimCLR, or the other second views, as in SimCSE and MoCo v3."""
-        return "cross" if context.contrast_views else "both"
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Lower --learning-rate, or change --temperature."
 
 
 OBJECTIVES: Registry[type[ObjectiveOptions]] = Registry("objective")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, TemperatureOptions, register_objective
-from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.options import option, require_positive_fields
 from fmicl.utils.validation import Negatives, require_positive, require_skew
 
@@ -35,6 +35,9 @@ class RenyiLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.renyi_loss)
+    arguments = ("order", "skew", "temperature", "negatives")
+
     def __init__(
         self,
         order: float = 2.0,
@@ -47,22 +50,7 @@ class RenyiLoss(ContrastiveLoss):
         require_positive("order", order)
         require_skew(skew)
         require_positive_scalar("temperature", temperature)
-        self.order = order
-        self.skew = skew
-        self.temperature = temperature
-
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
-        return functional.renyi_loss(
-            x, y, order=self.order, skew=self.skew, temperature=self.temperature, **self.common(negatives)
-        )
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return (
-            f"order={self.order:g}, skew={self.skew:g}, temperature={format_scalar(self.temperature)}, "
-            f"negatives={self.negatives}"
-        )
+        self.order, self.skew, self.temperature = order, skew, temperature
 
 
 @register_objective("renyi", summary="RenyiCL: skew Renyi divergence (Lee and Shin, 2022).")
@@ -70,11 +58,12 @@ class RenyiLoss(ContrastiveLoss):
 class RenyiOptions(TemperatureOptions):
     """Options of RenyiCL."""
 
+    usual_negatives = "cross"  # the other second views, as in its paper
+
     renyi_order: float = option(2.0, "Order of the Renyi divergence; 1 is KL.")
     renyi_skew: float = option(1 / 65536, "Share of positives that is mixed with the negatives, in [0, 1).")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "renyi_order")
         if not 0 <= self.renyi_skew < 1:
@@ -83,8 +72,3 @@ class RenyiOptions(TemperatureOptions):
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""
         return RenyiLoss(self.renyi_order, self.renyi_skew, self.temperature, **self.common(context))
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """The other second views, as in its paper."""
-        del context
-        return "cross"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
-from fmicl.utils.learnable import Scalar, format_scalar
+from fmicl.utils.learnable import Scalar
 from fmicl.utils.options import option, require_at_least_zero, require_positive_fields
 from fmicl.utils.validation import Negatives
 
@@ -37,6 +37,9 @@ class RPCLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.rpc_loss)
+    arguments = ("alpha", "beta", "gamma", "temperature", "similarity", "negatives")
+
     def __init__(
         self,
         alpha: float = 1.0,
@@ -49,37 +52,17 @@ class RPCLoss(ContrastiveLoss):
     ) -> None:
         super().__init__(negatives, **options)
         functional.check_rpc(alpha, beta, gamma, temperature, similarity)
-        self.alpha = alpha
-        self.beta = beta
-        self.gamma = gamma
-        self.temperature = temperature
-        self.similarity = similarity
-
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
-        return functional.rpc_loss(
-            x,
-            y,
-            alpha=self.alpha,
-            beta=self.beta,
-            gamma=self.gamma,
-            temperature=self.temperature,
-            similarity=self.similarity,
-            **self.common(negatives),
-        )
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return (
-            f"alpha={self.alpha:g}, beta={self.beta:g}, gamma={self.gamma:g}, "
-            f"temperature={format_scalar(self.temperature)}, similarity={self.similarity}, negatives={self.negatives}"
-        )
+        self.alpha, self.beta, self.gamma = alpha, beta, gamma
+        self.temperature, self.similarity = temperature, similarity
 
 
 @register_objective("rpc", summary="Relative predictive coding: a relative chi-square bound (Tsai et al., 2021).")
 @dataclass(frozen=True)
 class RPCOptions(ObjectiveOptions):
     """Options of RPC."""
+
+    usual_negatives = "both"  # all views of the batch, as in its paper
+    collapse_hint = "Change --rpc-temperature, or lower --learning-rate."
 
     rpc_alpha: float = option(1.0, "Weight of the negatives' critic.")
     rpc_beta: float = option(0.005, "Weight of the positives' squared critic.")
@@ -90,7 +73,6 @@ class RPCOptions(ObjectiveOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_at_least_zero(self, "rpc_alpha", "rpc_beta")
         require_positive_fields(self, "rpc_gamma", "rpc_temperature")
@@ -114,13 +96,3 @@ class RPCOptions(ObjectiveOptions):
             self.rpc_similarity,
             **self.common(context),
         )
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """All views of the batch, as in its paper."""
-        del context
-        return "both"
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Change --rpc-temperature, or lower --learning-rate."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
 from fmicl.utils.options import option, require_positive_fields
-from fmicl.utils.validation import Negatives, require_positive
+from fmicl.utils.validation import require_positive
 
 
 class SigLIPLoss(ContrastiveLoss):
@@ -50,13 +50,12 @@ class SigLIPLoss(ContrastiveLoss):
 
     def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
         """The loss of two views x, y: (N, d); explicit negatives (M, d) replace the other second views."""
-        return functional.siglip_loss(
-            x, y, scale=self.log_scale.exp(), bias=self.bias, negatives=negatives, **self.options
-        )
+        scale = self.log_scale.exp()
+        return functional.siglip_loss(x, y, scale=scale, bias=self.bias, negatives=negatives, **self.options)
 
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return f"scale={float(self.log_scale.detach().exp()):g}, bias={float(self.bias.detach()):g}"
+    def settings(self) -> dict[str, Any]:
+        """The learned scale and bias, as numbers."""
+        return {"scale": float(self.log_scale.detach().exp()), "bias": float(self.bias.detach())}
 
 
 @register_objective("siglip", summary="SigLIP: JS f-MICL with learned gamma and mu (Zhai et al., 2023).")
@@ -64,11 +63,13 @@ class SigLIPLoss(ContrastiveLoss):
 class SigLIPOptions(ObjectiveOptions):
     """Options of SigLIP."""
 
+    usual_negatives = "cross"  # the other second views: what the loss is about
+    collapse_hint = "Lower --learning-rate, or change --siglip-scale or --siglip-bias."
+
     siglip_scale: float = option(10.0, "Scale of the inner product at the start; it is learned.")
     siglip_bias: float = option(-10.0, "Bias of the inner product at the start; it is learned.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "siglip_scale")
         if not math.isfinite(self.siglip_bias):
@@ -76,19 +77,8 @@ class SigLIPOptions(ObjectiveOptions):
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""
-        options = {name: value for name, value in self.common(context).items() if name != "negatives"}
-        return SigLIPLoss(self.siglip_scale, self.siglip_bias, **options)
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """The other second views: what the loss is about."""
-        del context
-        return "cross"
+        return SigLIPLoss(self.siglip_scale, self.siglip_bias, **self.compute_options(context))
 
     def why_unused(self) -> dict[str, str]:
         """Negatives are always the other second views."""
         return {"negatives": "siglip's are always the other second views"}
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Lower --learning-rate, or change --siglip-scale or --siglip-bias."

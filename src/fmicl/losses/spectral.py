@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Unpack
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import MuOptions, ObjectiveContext, register_objective
-from fmicl.utils.learnable import Scalar, format_scalar, require_positive_scalar
+from fmicl.utils.learnable import Scalar, require_positive_scalar
 from fmicl.utils.validation import Negatives
 
 
@@ -31,18 +31,13 @@ class SpectralContrastiveLoss(ContrastiveLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.spectral_contrastive_loss)
+    arguments = ("mu", "negatives")
+
     def __init__(self, mu: Scalar = 1.0, negatives: Negatives = "cross", **options: Unpack[ComputeOptions]) -> None:
         super().__init__(negatives, **options)
         require_positive_scalar("mu", mu)
         self.mu = mu
-
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d), against explicit negatives (M, d) if given."""
-        return functional.spectral_contrastive_loss(x, y, mu=self.mu, **self.common(negatives))
-
-    def settings(self) -> str:
-        """The settings of this loss, for `repr`."""
-        return f"mu={format_scalar(self.mu)}, negatives={self.negatives}"
 
 
 @register_objective("spectral", summary="Spectral contrastive loss (HaoChen et al., 2021).")
@@ -50,8 +45,10 @@ class SpectralContrastiveLoss(ContrastiveLoss):
 class SpectralOptions(MuOptions):
     """Options of the spectral contrastive loss."""
 
+    usual_negatives = "cross"  # the other second views, as in its paper
+    collapse_hint = "Change --mu, or lower --learning-rate."
+
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         if self.mu == "normalised":
             raise ValueError("mu='normalised' is a setting of the objective fmicl; spectral takes a number")
@@ -59,13 +56,3 @@ class SpectralOptions(MuOptions):
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""
         return SpectralContrastiveLoss(float(self.mu), **self.common(context))
-
-    def default_negatives(self, context: ObjectiveContext) -> Negatives:
-        """The other second views, as in its paper."""
-        del context
-        return "cross"
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Change --mu, or lower --learning-rate."

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fmicl.kernels import World, all_sum, world_of
 from fmicl.kernels.reference import exact_products
+from fmicl.losses.base import TwoViewLoss
 from fmicl.losses.pairing import check_views
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
 
@@ -64,7 +65,7 @@ def off_diagonal_squares(matrix: Tensor) -> Tensor:
     return (matrix - matrix.diagonal().diag()).square().sum()
 
 
-class BatchStatisticsLoss(nn.Module):
+class BatchStatisticsLoss(TwoViewLoss):
     """A loss of two views without negatives, of statistics over the batch of all processes.
 
     Args:
@@ -77,12 +78,13 @@ class BatchStatisticsLoss(nn.Module):
             raise ValueError(f"gather must be True or False, got gather={gather!r}")
         self.gather = gather
 
-    def refuse_negatives(self, negatives: Tensor | None) -> None:
-        """Refuse explicit negatives.
+    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
+        """The loss of two views x, y: (N, d); explicit negatives are refused."""
+        self.refuse_negatives(negatives)
+        return self.function(x, y, **self.settings(), gather=self.gather)
 
-        Raises:
-            ValueError: there are some.
-        """
+    def refuse_negatives(self, negatives: Tensor | None) -> None:
+        """Raise ValueError for explicit negatives."""
         if negatives is not None:
             raise ValueError(
                 f"{type(self).__name__} has no negatives, got {tuple(negatives.shape)}: call it with two views alone"
@@ -98,11 +100,7 @@ class BatchStatisticsOptions(ObjectiveOptions):
         return {"negatives": "the objective has no negatives"}
 
     def refuse_queue(self, name: str, context: ObjectiveContext) -> None:
-        """Refuse a method that passes negatives of its own.
-
-        Raises:
-            ValueError: with the names of both.
-        """
+        """Raise ValueError for a method that passes negatives of its own."""
         if context.explicit_negatives:
             raise ValueError(
                 f"objective {name} has no negatives, so method {context.method} has no use for its queue: "

@@ -29,11 +29,7 @@ LabelNegatives = Literal["all", "other_classes"]
 
 
 def require_label_negatives(label_negatives: str) -> None:
-    """Refuse an unknown choice of negatives.
-
-    Raises:
-        ValueError: with what was given.
-    """
+    """Raise ValueError for an unknown choice of negatives."""
     if label_negatives not in ("all", "other_classes"):
         raise ValueError(f"label_negatives must be 'all' or 'other_classes', got {label_negatives!r}")
 
@@ -80,11 +76,7 @@ class Targets:
     kind: Literal["classes", "multi_label", "matrix"]
 
     def check(self, x: Tensor) -> None:
-        """Refuse labels of other samples than x's.
-
-        Raises:
-            ValueError: another number of rows, another device, or negative weights.
-        """
+        """Raise ValueError for another number of rows than x has, another device, or negative weights."""
         name = "targets" if self.kind == "matrix" else "labels"
         if len(self.given) != len(x):
             raise ValueError(f"{name} of shape {tuple(self.given.shape)} are not those of x, {tuple(x.shape)}")
@@ -94,18 +86,6 @@ class Targets:
             values = self.given.values() if self.given.is_sparse else self.given
             if values.numel() and bool(values.min() < 0):
                 raise ValueError(f"{name} must not be negative, but the smallest is {values.min()}")
-
-    def check_columns(self, total: int) -> None:
-        """Refuse targets that don't have a column for each sample of all processes.
-
-        Raises:
-            ValueError: with the shape that was seen.
-        """
-        if self.kind == "matrix" and self.given.shape[1] != total:
-            raise ValueError(
-                f"targets must have a column for each of the {total} samples of the batch, got shape "
-                f"{tuple(self.given.shape)}"
-            )
 
     def of_all_processes(self, dtype: torch.dtype, world: World) -> PairWeights:
         """The weights of this process's rows with the samples of all processes."""

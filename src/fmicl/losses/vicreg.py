@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
 from fmicl.losses import functional
 from fmicl.losses.registry import ObjectiveContext, register_objective
@@ -34,31 +34,16 @@ class VICRegLoss(BatchStatisticsLoss):
         torch.Size([])
     """
 
+    function = staticmethod(functional.vicreg_loss)
+    arguments = ("variance", "invariance", "covariance")
+
     def __init__(
         self, variance: float = 25.0, invariance: float = 25.0, covariance: float = 1.0, *, gather: bool = True
     ) -> None:
         super().__init__(gather)
         for name, value in (("variance", variance), ("invariance", invariance), ("covariance", covariance)):
             require_positive(name, value)
-        self.variance = variance
-        self.invariance = invariance
-        self.covariance = covariance
-
-    def forward(self, x: Tensor, y: Tensor, negatives: Tensor | None = None) -> Tensor:
-        """The loss of two views x, y: (N, d); explicit negatives are refused."""
-        self.refuse_negatives(negatives)
-        return functional.vicreg_loss(
-            x,
-            y,
-            variance=self.variance,
-            invariance=self.invariance,
-            covariance=self.covariance,
-            gather=self.gather,
-        )
-
-    def extra_repr(self) -> str:
-        """The settings."""
-        return f"variance={self.variance:g}, invariance={self.invariance:g}, covariance={self.covariance:g}"
+        self.variance, self.invariance, self.covariance = variance, invariance, covariance
 
 
 @register_objective("vicreg", summary="VICReg: variance, invariance and covariance (Bardes et al., 2022).")
@@ -66,12 +51,13 @@ class VICRegLoss(BatchStatisticsLoss):
 class VICRegOptions(BatchStatisticsOptions):
     """Options of VICReg."""
 
+    collapse_hint = "Raise --variance-weight, or lower --learning-rate."
+
     variance_weight: float = option(25.0, "Weight of the variance term.")
     invariance_weight: float = option(25.0, "Weight of the mean squared distance of the views.")
     covariance_weight: float = option(1.0, "Weight of the covariance term.")
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
         super().__post_init__()
         require_positive_fields(self, "variance_weight", "invariance_weight", "covariance_weight")
 
@@ -83,8 +69,3 @@ class VICRegOptions(BatchStatisticsOptions):
         """
         self.refuse_queue("vicreg", context)
         return VICRegLoss(self.variance_weight, self.invariance_weight, self.covariance_weight)
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        """What may help a run whose embeddings have collapsed."""
-        del context
-        return "Raise --variance-weight, or lower --learning-rate."

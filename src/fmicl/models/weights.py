@@ -1,4 +1,4 @@
-"""Loading weights from safetensors files, with errors that say what is wrong in a line."""
+"""Safetensors weights: reading files and loading them into modules, with errors of one line."""
 
 from __future__ import annotations
 

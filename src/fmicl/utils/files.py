@@ -159,8 +159,6 @@ def _rename_new(temporary: Path, path: Path) -> None:
     """Rename a file, or raise FileExistsError if the new name is taken."""
     try:
         os.link(temporary, path)  # unlike a rename, this refuses to overwrite
-    except FileExistsError:
-        raise
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -16,12 +17,9 @@ Scalar: TypeAlias = float | Tensor
 
 
 def require_positive_scalar(name: str, value: Scalar) -> None:
-    """Refuse what is neither a positive, finite number nor a floating-point tensor without dimensions.
+    """Raise ValueError for what is neither a positive, finite number nor a floating-point tensor without dimensions.
 
     The value of a tensor is checked where it can be read without synchronising: on the CPU, outside of torch.func.
-
-    Raises:
-        ValueError: with the name and what was seen.
 
     Example:
         >>> require_positive_scalar("gamma", torch.tensor(2.0))
@@ -64,17 +62,16 @@ def log(value: Scalar) -> Scalar:
     return torch.log(value) if isinstance(value, Tensor) else math.log(value)
 
 
-def format_scalar(value: Scalar | str) -> str:
-    """The value for a repr, with "learned" for a tensor that has a gradient.
+def format_scalar(value: object) -> str:
+    """A scalar for a repr, with "learned" for a tensor that has a gradient; other settings by `str`.
 
     Example:
         >>> format_scalar(40.0), format_scalar(torch.tensor(2.0, requires_grad=True)), format_scalar("normalised")
         ('40', '2 (learned)', 'normalised')
     """
-    if isinstance(value, str):
-        return value
     if not isinstance(value, Tensor):
-        return f"{value:g}"
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+        return f"{value:g}" if number else str(value)
     return f"{float(value.detach()):g}" + " (learned)" * value.requires_grad
 
 

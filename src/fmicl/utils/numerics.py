@@ -1,4 +1,4 @@
-"""Numerically stable helpers."""
+"""Numerics: precision of matrix products, normalisation to unit length, floating-point types."""
 
 from __future__ import annotations
 
@@ -109,6 +109,16 @@ def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x / torch.where(zero, 1.0, largest)
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x / torch.where(length > 0, length, 1.0), zero.squeeze(-1)
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Convert to float64, unless the device has none (MPS).
+
+    Example:
+        >>> to_float64(torch.ones(1)).dtype
+        torch.float64
+    """
+    return x if x.device.type == "mps" else x.double()
 
 
 def to_float32(x: Tensor) -> Tensor:

@@ -73,10 +73,7 @@ def options_of(kind: Any) -> tuple[Option, ...]:
 
 
 def check_types(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that a number, truth value or Literal option can't take; other types are not checked.
-
-    Raises:
-        ValueError: with the option's name and what it takes.
+    """Raise ValueError for a value that a number, truth value or Literal option can't take; others are not checked.
 
     Example:
         >>> check_types("optimizer", "adam", Literal["sgd", "adamw"])
@@ -93,11 +90,7 @@ def check_types(name: str, value: Any, hint: Any) -> None:
 
 
 def check_fields(options: Any) -> None:
-    """Apply :func:`check_types` to every option of an options dataclass.
-
-    Raises:
-        ValueError: with the option's name and what it takes.
-    """
+    """Apply :func:`check_types` to every option of an options dataclass."""
     kind: Any = type(options)
     for each in options_of(kind):
         check_types(each.name, getattr(options, each.name), each.type)
@@ -129,11 +122,7 @@ def _words(choice: Any) -> list[str]:
 
 
 def require_positive_fields(options: Any, *names: str) -> None:
-    """Refuse fields that are not positive, finite numbers.
-
-    Raises:
-        ValueError: with the field's name and value.
-    """
+    """Raise ValueError for fields that are not positive, finite numbers."""
     for name in names:
         value = getattr(options, name)
         if not (math.isfinite(value) and value > 0):
@@ -145,11 +134,7 @@ def _and_finite(value: float) -> str:
 
 
 def require_at_least_zero(options: Any, *names: str) -> None:
-    """Refuse fields that are negative or not finite.
-
-    Raises:
-        ValueError: with the field's name and value.
-    """
+    """Raise ValueError for fields that are negative or not finite."""
     for name in names:
         value = getattr(options, name)
         if not (math.isfinite(value) and value >= 0):
@@ -157,11 +142,7 @@ def require_at_least_zero(options: Any, *names: str) -> None:
 
 
 def require_fraction(options: Any, *names: str) -> None:
-    """Refuse fields that are neither None nor between 0 and 1.
-
-    Raises:
-        ValueError: with the field's name and value.
-    """
+    """Raise ValueError for fields that are neither None nor between 0 and 1."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 <= value <= 1:

@@ -18,7 +18,7 @@ from fmicl.methods.cpc import CPC
 from fmicl.methods.dim import DIM
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
-from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
+from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, OwnLoss, register_method
 from fmicl.methods.rotation import Rotation
 from fmicl.methods.simclr import SimCLR
 from fmicl.methods.swav import SwAV
@@ -35,6 +35,7 @@ __all__ = [
     "MoCoV3",
     "MomentumMethod",
     "MomentumOptions",
+    "OwnLoss",
     "PredictionMethod",
     "Rotation",
     "SimCLR",

@@ -230,8 +230,7 @@ def neighbour_figure(
 
     Args:
         images: (R, 1 + K, C, H, W) uint8 with C 1 or 3: each sample, then its neighbours.
-        similarities: cosine similarities (R, K) to print below the neighbours, or (R, 1 + K) with the sample's own
-            first; None prints none.
+        similarities: cosine similarities (R, K) to print below the neighbours; None prints none.
         out: the PNG to write.
         theme: light or dark.
 
@@ -247,8 +246,6 @@ def neighbour_figure(
     scores = None
     if similarities is not None:
         scores = _numbers(similarities)
-        if scores.shape == (rows, columns):
-            scores = scores[:, 1:]
         if scores.shape != (rows, columns - 1):
             raise ValueError(f"similarities must be {(rows, columns - 1)} for these images, got {scores.shape}")
     colours = COLOURS[theme]

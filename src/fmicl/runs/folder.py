@@ -23,7 +23,7 @@ READ_ONLY_HINT = "copy the run folder to a place that you may write to, and use 
 """What to do about a run folder without write permission."""
 
 
-class _Inside:
+class _RunPath:
     """A path relative to the run folder."""
 
     def __init__(self, name: str) -> None:
@@ -44,20 +44,20 @@ class Run:
 
     path: Path
 
-    settings = _Inside("settings.json")  # recipe, settings, data fingerprint, command, versions: enough to repeat it
-    metrics = _Inside("metrics.csv")  # one row per epoch (text: per validation)
-    tensorboard = _Inside("tensorboard")  # folder of event files
-    checkpoint = _Inside("checkpoints/last.ckpt")  # training state, to resume from
-    encoder = _Inside("encoder.safetensors")  # weights of the encoder
-    encoder_config = _Inside("encoder.json")  # how to build the encoder and to normalise its images
-    projection = _Inside("projection.safetensors")  # weights of the projection head
-    sentence_transformer = _Inside("sentence_transformer")  # text: folder of encoder and tokenizer
-    modules = _Inside("modules.json")  # text: makes the run folder a sentence-transformers model
-    results = _Inside("results.json")  # results of the evaluation
-    arrays = _Inside("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
-    assumption = _Inside("assumption.json")  # tests of the Gaussian kernel, by `fmicl check-assumption`
-    figures = _Inside("figures")  # folder of PNGs
-    report = _Inside("report.html")  # the HTML report
+    settings = _RunPath("settings.json")  # recipe, settings, data fingerprint, command, versions: enough to repeat it
+    metrics = _RunPath("metrics.csv")  # one row per epoch (text: per validation)
+    tensorboard = _RunPath("tensorboard")  # folder of event files
+    checkpoint = _RunPath("checkpoints/last.ckpt")  # training state, to resume from
+    encoder = _RunPath("encoder.safetensors")  # weights of the encoder
+    encoder_config = _RunPath("encoder.json")  # how to build the encoder and to normalise its images
+    projection = _RunPath("projection.safetensors")  # weights of the projection head
+    sentence_transformer = _RunPath("sentence_transformer")  # text: folder of encoder and tokenizer
+    modules = _RunPath("modules.json")  # text: makes the run folder a sentence-transformers model
+    results = _RunPath("results.json")  # results of the evaluation
+    arrays = _RunPath("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
+    assumption = _RunPath("assumption.json")  # tests of the Gaussian kernel, by `fmicl check-assumption`
+    figures = _RunPath("figures")  # folder of PNGs
+    report = _RunPath("report.html")  # the HTML report
 
     @staticmethod
     def is_run(path: Path) -> bool:

@@ -12,12 +12,13 @@ import torch
 from fmicl.cli import main as cli
 from fmicl.config import recipe
 from fmicl.data import ArraySamples, Splits, describe_splits, load_images
-from fmicl.training.pipeline import settings_warnings, train
+from fmicl.training.pipeline import settings_warnings
 from fmicl.training.tasks import image_evaluation
 from fmicl.training.tasks.image_evaluation import evaluate_run
 from fmicl.training.tasks.image_parts import load_splits
 from image_sets import make_classes, write_image
 from small_settings import digits, small
+from train_run import train
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_prints_its_classes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(small("images", folder, epochs=1, monitor_every=0), out=tmp_path / "run")
-    assert run is not None
     found = json.loads(run.results.read_text())
     assert f"2 classes: cat, dog; {found['test_samples']} images held out\n" in capsys.readouterr().out
     assert (found["classes"], found["class_names"]) == (2, ["cat", "dog"])
@@ -45,7 +45,6 @@ def test_many_classes_are_counted_and_the_first_are_named() -> None:
 def test_digits_have_classes_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_evaluation, "FEW_CLASSES", 9)
     run = train(digits(epochs=1), out=tmp_path / "run")
-    assert run is not None
     found = json.loads(run.results.read_text())
     assert found["classes"] == 10
     assert "class_names" not in found

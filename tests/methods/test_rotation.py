@@ -1,4 +1,4 @@
-"""Rotation prediction against plain derivations, and in runs of every method."""
+"""Rotation prediction against plain derivations, and in runs."""
 
 from __future__ import annotations
 

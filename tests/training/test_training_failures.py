@@ -1,4 +1,4 @@
-"""Runs in trouble: what stops a run, what it warns of, and which files it continues without."""
+"""Failures of training runs: what stops a run, what it warns of, and which files it continues without."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Methods: which embeddings are pairs and which are negatives.
-
-    simclr    one encoder; negatives are the other samples of the batch
-    moco      momentum encoder; negatives are a queue of its past keys
-    mocov3    momentum encoder and predictor; negatives are the other samples of the batch
-    byol      momentum encoder and predictor; no negatives, and a loss of its own
-    swav      prototypes, assigned by Sinkhorn iterations; a loss of its own
-    cpc       a context predicts later parts of a view, with a learned critic
-    dim       local features against global ones, with learned critics
+"""Methods of contrastive learning: which embeddings are pairs and which are negatives.
 
 Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
 prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.

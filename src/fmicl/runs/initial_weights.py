@@ -1,4 +1,4 @@
-"""Trained weights that an image encoder starts from (`--weights`): timm's, those of a run, or a safetensors file."""
+"""Pretrained weights that an image encoder starts from (`--weights`): timm's, of a run, or of a safetensors file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of a training run: the check for non-finite losses, and the log of metrics.
+"""Lightning callbacks: the check for non-finite losses, and the log of metrics.
 
 A run is one long pass over batches: batch b belongs to epoch b // batches_per_epoch. Nothing here depends on
 Lightning's own counters, which restart when a run is resumed in the middle of an epoch.

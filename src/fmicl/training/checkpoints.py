@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and the batches that remain after one."""
+"""Checkpoints of a training run, and resumption from them."""
 
 # Lightning calls hooks with more arguments than most of them need.
 # ruff: noqa: ARG002

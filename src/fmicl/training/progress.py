@@ -1,4 +1,4 @@
-"""Progress bar of a training run."""
+"""Progress bar of training."""
 
 # Lightning calls hooks with more arguments than most of them need.
 # ruff: noqa: ARG002

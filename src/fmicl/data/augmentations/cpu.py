@@ -1,4 +1,4 @@
-"""Views on a CPU: small groups of samples with the same operations in the same order, which stay in its cache.
+"""Augmentations on a CPU: small groups of samples with the same operations in the same order, which stay in its cache.
 
 It computes the same as `fmicl.data.augmentations.operations`, which treats a whole batch alike, for a GPU. There
 every sample goes through each operation, if only with a neutral factor, and each pass goes through the whole batch.

@@ -1,4 +1,4 @@
-"""Random parameters of image views, and the views that they give."""
+"""Random parameters of image augmentations, and the views that they give."""
 
 from __future__ import annotations
 
@@ -187,10 +187,9 @@ class ViewMaker:
 
     def colour(self, images: Tensor, parameters: ViewParameters) -> Tensor:
         """Everything after the crop: (N, C, size, size) in [0, 255] to normalised float32."""
-        if is_eager_cpu(images):
-            with torch.autocast("cpu", enabled=False):
-                return colour_in_groups(images, parameters, self.views)
         with torch.autocast(images.device.type, enabled=False):
+            if is_eager_cpu(images):
+                return colour_in_groups(images, parameters, self.views)
             return _colour_at_once(images.float(), parameters, self.views)
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:

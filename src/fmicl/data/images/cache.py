@@ -1,4 +1,4 @@
-"""Decoded images of a folder: a file in the cache, mapped into memory.
+"""On-disk cache of decoded images: a file for each folder, mapped into memory.
 
 CACHE/images/<key>/ pixels.bin       uint8, (N, 3, height, width)
                     manifest.json    what it was made of, its shape, and the images that could not be read

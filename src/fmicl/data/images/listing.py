@@ -1,4 +1,4 @@
-"""From a listing of image files to splits: checks, resizing into memory, labels.
+"""Splits from a listing of image files: checks, resizing into memory, labels.
 
 Every image is checked before training starts: decoded, or, in folders of more than 10,000 that fit neither into memory
 nor into the cache, only its header and its end (damage in between is then found in training, see

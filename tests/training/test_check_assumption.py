@@ -12,6 +12,7 @@ from small_settings import digits
 from train_run import train
 
 
+@pytest.mark.usefixtures("only_training")
 def test_check_assumption_writes_results_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(digits(epochs=1), out=tmp_path / "run")
     words = ["check-assumption", str(run.path), "--pairs", "900", "--device", "cpu", "--flow-steps"]

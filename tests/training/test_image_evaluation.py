@@ -133,12 +133,13 @@ def test_ranks_are_of_ten_views_of_each_sample(monkeypatch: pytest.MonkeyPatch) 
 def test_probe_views_add_a_second_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(digits(epochs=1, probe_views=2), out=tmp_path / "run")
+    run = train(digits(epochs=1, probe_views=2, validation=0.75), out=tmp_path / "run")
     found = json.loads(run.results.read_text())
-    # two views of each of the 1347 training images, also of those that don't fill a batch
+    assert (found["split"], found["train_samples"], found["test_samples"]) == ("validation", 337, 1010)
+    # two views of each of the 337 training images, also of those that don't fill a batch
     assert all(1 < found[name] < 512 for name in ("rankme_features", "lidar_features", "lidar"))
     assert found["rankme"] > 1
-    assert "with those of 2694 random views of the training samples" in found["linear_views_protocol"]
+    assert "with those of 674 random views of the training samples" in found["linear_views_protocol"]
     assert "no augmentation" in found["linear_protocol"]
     assert 10 < found["linear_views"] <= 100
     assert scores(found)["linear on views"] == found["linear_views"]
@@ -156,18 +157,11 @@ def test_probe_views_add_a_second_probe(
     assert given["probe_views"] == 3
 
 
-def test_files_and_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_views_of_files(tmp_path: Path) -> None:
     folder = make("images", tmp_path)
     settings = small("images", folder, memory_gib=0.0, epochs=1, probe_views=2, monitor_every=0)
     run = train(settings, out=tmp_path / "run")
     assert json.loads(run.results.read_text())["linear_views"] is not None
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, path in enumerate(sorted(folder.rglob("*.png"))):
-        path.rename(flat / f"{number}.png")
-    capsys.readouterr()
-    train(small("images", flat, epochs=1, probe_views=2, monitor_every=0), out=tmp_path / "other")
-    assert any("without labels" in line and "probe_views" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_views_of_broken_files_belong_to_their_replacements(tmp_path: Path) -> None:

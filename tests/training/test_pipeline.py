@@ -159,26 +159,22 @@ def test_training_starts_from_the_weights_of_the_seed(tmp_path: Path) -> None:
         torch.testing.assert_close(old, new, rtol=0, atol=1e-25)
 
 
-def test_a_folder_without_labels_has_geometry_and_neighbours_but_no_accuracy(tmp_path: Path) -> None:
+def test_a_folder_without_labels_has_geometry_and_neighbours_but_no_accuracy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make("images", tmp_path)
     for path in sorted(folder.glob("*/*.png")):
         path.rename(folder / f"{path.parent.name}-{path.name}")
     for path in folder.iterdir():
         if path.is_dir():
             path.rmdir()
-    run = train(small("images", folder, monitor_every=1), out=tmp_path / "run")
+    run = train(small("images", folder, monitor_every=1, probe_views=2, baselines=True), out=tmp_path / "run")
+    assert "no effect without labels: probe_views, baselines\n" in capsys.readouterr().out
     results = json.loads(run.results.read_text())
     assert results["knn"] is results["linear"] is results["split"] is None
     assert results["effective_rank"] >= 1
     assert load_file(run.arrays)["neighbour_images"].shape == (6, 9, 3, 32, 32)
     assert run.report.exists()
-
-
-def test_validation_leaves_the_test_split_alone(tmp_path: Path) -> None:
-    run = train(digits(epochs=1, validation=0.25), out=tmp_path / "run")
-    results = json.loads(run.results.read_text())
-    assert results["split"] == "validation"
-    assert (results["train_samples"], results["test_samples"]) == (1010, 337)
 
 
 @pytest.mark.usefixtures("only_training")

@@ -78,13 +78,6 @@ def test_a_folder_that_the_data_does_not_need_is_warned_of() -> None:
     assert lines[0].startswith("warning: data_dir (nope)")
 
 
-def test_baselines_without_labels_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for i in range(4):
-        write_image(tmp_path / "photos" / f"{i}.png", i)
-    train(small("images", tmp_path / "photos", epochs=1, baselines=True), out=tmp_path / "run")
-    assert any("without labels" in line and "baselines" in line for line in capsys.readouterr().out.splitlines())
-
-
 def test_a_name_of_trained_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "digits", "--encoder", "resnet18.a1_in1k", "--out", str(tmp_path / "run"), "--device", "cpu"]
     assert cli.main(words) == 2

@@ -92,7 +92,7 @@ def create_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
             raise _exists(out) from None
         return Run(out)
     root.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(path.name[len(name) + 1 :]) for path in _numbered(name, root)), default=0)
+    number = 1 + max(_numbered(name, root), default=0)
     while True:  # another process may have just taken the number
         try:
             (root / f"{name}-{number:03d}").mkdir()
@@ -115,8 +115,8 @@ def _exists(out: Path) -> FileExistsError:
 
 def latest_run(name: str, root: Path = ROOT) -> Run | None:
     """The run of this name with the highest number, if there is one."""
-    runs = sorted(_numbered(name, root), key=lambda path: int(path.name[len(name) + 1 :]))
-    return Run(runs[-1]) if runs else None
+    runs = _numbered(name, root)
+    return Run(runs[max(runs)]) if runs else None
 
 
 def find_run(name: str, out: Path | None) -> Run | None:
@@ -132,8 +132,9 @@ def find_run(name: str, out: Path | None) -> Run | None:
     return Run(out) if out.exists() else None
 
 
-def _numbered(name: str, root: Path) -> list[Path]:
-    return [path for path in root.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit() and path.is_dir()]
+def _numbered(name: str, root: Path) -> dict[int, Path]:
+    paths = {path.name.removeprefix(f"{name}-"): path for path in root.glob(f"{name}-*") if path.is_dir()}
+    return {int(number): path for number, path in paths.items() if number.isdigit()}
 
 
 def open_run(path: Path | str) -> Run:

@@ -125,7 +125,7 @@ def test_multiplicity_is_the_number_of_views(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_exported_encoder_has_the_weights_of_the_checkpoint(tmp_path: Path) -> None:
-    run = train(digits(epochs=1), out=tmp_path / "run")
+    run = train(digits(epochs=1, validation=0.75), out=tmp_path / "run")
     state = load_checkpoint(run.checkpoint)["method"]
     encoder = load_encoder(run.path)
     assert not encoder.training

@@ -44,7 +44,7 @@ def test_many_classes_are_counted_and_the_first_are_named() -> None:
 
 def test_digits_have_classes_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_evaluation, "FEW_CLASSES", 9)
-    run = train(digits(epochs=1), out=tmp_path / "run")
+    run = train(digits(epochs=1, validation=0.75), out=tmp_path / "run")
     found = json.loads(run.results.read_text())
     assert found["classes"] == 10
     assert "class_names" not in found

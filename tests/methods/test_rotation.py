@@ -22,7 +22,7 @@ from fmicl.methods.rotation import RotationOptions, rotate
 from fmicl.models.fast import optimise_head, optimise_resnet
 from fmicl.models.vision import SmallConv, build_encoder
 from fmicl.training.checkpoints import load_checkpoint
-from fmicl.training.memory import measure_need
+from fmicl.training.memory import BatchDescription, measure_need
 from fmicl.training.module import TrainingModule
 from fmicl.training.optimisation import Optimisation, build_optimizer
 from fmicl.training.pipeline import settings_warnings
@@ -250,7 +250,7 @@ def test_an_encoder_of_one_size_is_refused_with_the_size_it_takes(tmp_path: Path
 def test_memory_includes_the_rotated_images() -> None:
     def need(settings: Settings) -> float:
         method = build_image_method(settings, build_image_encoder(settings))
-        return measure_need(method, lambda n: torch.rand(n, 1, 8, 8)).sample
+        return measure_need(BatchDescription(8, 2, ""), method, lambda n: torch.rand(n, 1, 8, 8)).sample
 
     without, with_it = (need(digits(rotation_weight=weight)) for weight in (0.0, 0.4))
     assert 2.5 * without < with_it < 3.5 * without, "four rotated images and two views"

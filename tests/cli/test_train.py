@@ -107,15 +107,16 @@ def test_a_resumed_run_has_its_own_settings_except_those_that_are_given(
         assert parse(name, [])[0] == recipe(name)
 
 
-@pytest.mark.parametrize("count", [15, 100, None])
+@pytest.mark.parametrize("count", [15, 100])
 def test_the_table_says_how_many_images_were_held_out(
-    count: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = {"knn": 800 / 15, "linear": 46.67, "k": 5, "epoch": 3, "split": "held-out", "test_samples": count}
     (tmp_path / "results.json").write_text(json.dumps(results))
     print_results(tmp_path)
     shown = words_of(capsys.readouterr().out)
-    assert ("held-out split" in shown, f"{count} images" in shown) == (True, count is not None)
+    assert "held-out split" in shown
+    assert f"{count} images" in shown
     assert ("only 15 test images" in shown, "6.7 percent" in shown) == (count == 15, count == 15)
 
 

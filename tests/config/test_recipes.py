@@ -41,8 +41,9 @@ def test_all_recipes_are_in_the_table() -> None:
 
 def test_wikipedia_has_the_values_of_the_paper_and_of_simcse() -> None:
     r = recipe("wikipedia")
-    found = (r.alpha, r.gamma, r.temperature, r.batch_size, r.learning_rate, r.optimizer, r.schedule, r.epochs)
-    assert found == (409600, 20, 0.05, 64, 3e-5, "adamw", "linear", 1)
+    found = (r.alpha, r.gamma, r.mu, r.temperature, r.batch_size, r.learning_rate, r.optimizer, r.schedule, r.epochs)
+    assert found == (409600, 20, 1, 0.05, 64, 3e-5, "adamw", "linear", 1)
+    assert (r.weight_decay, r.clip, r.warmup_epochs) == (0, 1, 0)
     assert (r.model, r.pooling, r.length) == ("bert-base-uncased", "cls_mlp", 32)
 
 
@@ -136,11 +137,6 @@ def test_options_without_effect_are_named_with_a_reason(changes: dict[str, Any],
 
 
 def test_text_has_its_own_options_without_effect() -> None:
-    changes = {"method": "moco", "key_statistics": "past", "hidden": 64}
-    assert set(recipe("wikipedia", **changes).unused()) == {"key_statistics", "hidden"}
+    changes = {"method": "moco", "key_statistics": "past", "hidden": 64, "temperature": 0.1}
+    assert set(recipe("wikipedia", **changes).unused()) == {"key_statistics", "hidden", "temperature"}
     assert recipe("wikipedia", method="mocov3", hidden=64).unused() == {}
-
-
-def test_the_owner_is_the_reason() -> None:
-    assert "method moco" in recipe("digits", queue=512).unused()["queue"]
-    assert "divergence tsallis" in recipe("digits", order=2.0).unused()["order"]

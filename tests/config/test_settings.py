@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 from fmicl.cli.train import parse
 from fmicl.config import RECIPES, TASKS, OptimisationOptions, Schema, Settings, recipe, register_recipe, schema_of
-from fmicl.data.augmentations.views import Views
 from fmicl.methods import METHODS, Method, MethodOptions, SimCLR, register_method
 from fmicl.methods.moco import MoCoOptions
-from fmicl.utils.options import option, options_of
+from fmicl.utils.options import option
 from option_values import other_values, settings_of
 
 NAMES = RECIPES.names()
@@ -297,12 +296,6 @@ def test_every_option_says_what_it_does(task: str) -> None:
     for each in schema_of(task).options.values():
         assert each.help.endswith((".", ")")), each.name
         assert each.help[0].isupper() or each.name in ("precision", "compile", "shift"), each.name
-
-
-def test_views_are_one_of_the_groups() -> None:
-    settings = recipe("cifar10", blur=0.5)
-    assert settings[Views].blur == 0.5
-    assert [each.name for each in options_of(Views)] == [field.name for field in dataclasses.fields(Views)]
 
 
 def test_a_recipe_is_checked_and_converted_as_changes_are() -> None:

@@ -27,12 +27,6 @@ def test_options_and_the_divergences_own_reach_the_loss() -> None:
     assert objective(x, y) == FMICLLoss(divergence("tsallis", order=2.5), alpha=20.0)(x, y)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES.names())
-def test_an_unknown_divergence_is_refused_whatever_the_objective(objective: str) -> None:
-    with pytest.raises(ValueError, match="unknown divergence 'nonsense'"):
-        digits(divergence="nonsense", objective=objective)
-
-
 def test_negatives_follow_objective_method_and_task() -> None:
     assert build(digits()).negatives == "anchor"
     assert build(digits(objective="infonce")).negatives == "both"

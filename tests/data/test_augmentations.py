@@ -190,7 +190,7 @@ def test_the_whole_view_is_torchvisions_composition(
     """On a CPU in groups of samples, elsewhere all at once."""
     n = 120
     images, maker = pictures(n, channels, 40, 30), ViewMaker(EVERYTHING)
-    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: in_groups)
+    monkeypatch.setattr("fmicl.data.augmentations.maker.is_eager_cpu", lambda _: in_groups)
     monkeypatch.setattr("fmicl.data.augmentations.cpu._GROUP_PIXELS", 2 * 24 * 24)  # two samples
     parameters = maker.sample(n, 40, 30, torch.Generator().manual_seed(3))
     assert 0 < int(parameters.blur.sum()) < n
@@ -316,7 +316,7 @@ def test_autocast_does_not_change_views() -> None:
 
 def test_views_compile_as_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     images, maker = pictures(N, 3, 32, 32), ViewMaker(EVERYTHING)
-    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: False)
+    monkeypatch.setattr("fmicl.data.augmentations.maker.is_eager_cpu", lambda _: False)
 
     def both(images: Tensor, uniforms: Tensor) -> Tensor:
         return maker.apply(images, maker.parameters(uniforms, *images.shape[2:]))

@@ -18,10 +18,10 @@ from torchvision.datasets import CIFAR10, STL10
 
 import fmicl
 from fmicl.data import DATASETS, ArraySamples, LoadRequest, Splits, list_datasets, load_images
-from fmicl.training.pipeline import train
 from fmicl.utils.options import option
 from image_sets import arrays, labels_of
 from small_settings import small
+from train_run import train
 
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 
@@ -294,7 +294,6 @@ def test_a_registered_dataset_is_loaded_and_trained_on_by_name(squares: list[Loa
     run = train(settings, out=tmp_path / "run")
     assert squares[1].options.squares == 24
     assert "dataset squares" in settings.replace(dataset="digits").unused()["squares"]
-    assert run is not None
     assert run.checkpoint.exists()
 
 

@@ -38,7 +38,6 @@ def test_the_fingerprint_of_files_changes_with_the_data_only(tmp_path: Path) -> 
     held_out = tmp_path / "there" / load("there").test_names[0]
     write_image(held_out, 5, (200, 100))
     assert re.fullmatch(same.format("evaluation"), describe_change(before, load("there")))
-    assert describe_change({k: v for k, v in before.items() if k != "evaluated"}, load("there")) == ""
     splits = load("there")
     assert splits.test is not None
     n = len(splits.test)

@@ -29,7 +29,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fused_views_equal_separate_operations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: False)  # those of a GPU
+    monkeypatch.setattr("fmicl.data.augmentations.maker.is_eager_cpu", lambda _: False)  # those of a GPU
     views, channels, height, width = FAMILIES[name]
     generator = torch.Generator().manual_seed(5)
     images = torch.randint(256, (7, channels, height, width), generator=generator, dtype=torch.uint8).to(TRITON_DEVICE)

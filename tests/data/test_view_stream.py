@@ -379,7 +379,7 @@ def test_orders_of_an_epoch_are_uniform() -> None:
 
 
 def test_the_stream_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmicl.data.augmentations.maker.runs_here", lambda _: False)
+    monkeypatch.setattr("fmicl.data.augmentations.maker.is_eager_cpu", lambda _: False)
     samples = array_samples(8)
     torch._dynamo.reset()
     eager = stream(samples, views=(SMALL, OTHER))

@@ -11,10 +11,8 @@ from PIL import Image
 from fmicl.data import ArraySamples, FileSamples, MappedSamples, Splits
 
 
-def make(name: str, root: Path, n: int = 12) -> Path | None:
+def make(name: str, root: Path, n: int = 12) -> Path:
     """Write the data set under ``root`` and return the folder to give as --data-dir."""
-    if name == "digits":
-        return None
     makers = {"cifar10": _cifar10, "stl10": _stl10, "tinyimagenet": _tinyimagenet}
     makers |= dict.fromkeys(("imagenet", "imagenet_mocov3"), _imagenet)
     folder = root / name

@@ -29,16 +29,12 @@ def some_module() -> TrainingModule:
 
 def test_a_delayed_check_names_the_batch_that_broke() -> None:
     module = some_module()
-    check = FiniteLossCheck("an objective")
+    check = FiniteLossCheck(module)
     for batch, loss in enumerate([1.0, 2.0, math.nan, 3.0], start=1):
-        check._unread.append((module, batch, _AsyncCopy(torch.tensor(loss))))
+        check._unread.append((batch, _AsyncCopy(torch.tensor(loss))))
     check.read(keep=2)
-    with pytest.raises(NonFiniteError, match=r"nan at step 3 \(batch 3\).*an objective"):
+    with pytest.raises(NonFiniteError, match=r"nan at step 3 \(batch 3\).*SimCLR with Identity"):
         check.read()
-
-
-def logger_of(run: Run | None, finite: FiniteLossCheck | None = None) -> MetricsLogger:
-    return MetricsLogger(run, finite=finite)
 
 
 def points(run: Run, name: str) -> list[int]:
@@ -52,9 +48,9 @@ def points(run: Run, name: str) -> list[int]:
 
 def test_a_row_that_cannot_be_measured_is_explained_by_the_loss() -> None:
     """On a GPU the last embeddings of an epoch may be measured before their loss is read."""
-    finite = FiniteLossCheck("an objective")
-    finite._unread.append((some_module(), 10, _AsyncCopy(torch.tensor(math.nan))))
-    logger = logger_of(None, finite)
+    finite = FiniteLossCheck(some_module())
+    finite._unread.append((10, _AsyncCopy(torch.tensor(math.nan))))
+    logger = MetricsLogger(finite.module, None, finite=finite)
     broken: Any = logger._executor.submit(geometry.effective_rank, torch.full((4, 2), math.nan))
     logger._row = broken
     with pytest.raises(NonFiniteError, match=r"nan at step 10 \(batch 10\)"):
@@ -73,7 +69,7 @@ def test_tensorboard_has_all_points_up_to_a_checkpoint(tmp_path: Path) -> None:
 
     run, unused = Run(tmp_path / "run"), cast(Any, None)
     module = some_module()
-    logger = logger_of(run)
+    logger = MetricsLogger(module, run)
     logger.on_train_start(unused, module)
     for step in (5, 6):
         logger._points.append((step, 0.1, Late(torch.tensor(2.0))))
@@ -85,7 +81,7 @@ def test_tensorboard_has_all_points_up_to_a_checkpoint(tmp_path: Path) -> None:
     logger.teardown(unused, module, "fit")
     assert points(run, "batch/loss") == [5, 6, 7]
     module.batches = 6
-    resumed = logger_of(run)
+    resumed = MetricsLogger(module, run)
     resumed.on_train_start(unused, module)
     resumed._points.append((8, 0.1, _AsyncCopy(torch.tensor(2.0))))
     resumed.teardown(unused, module, "fit")
@@ -93,7 +89,7 @@ def test_tensorboard_has_all_points_up_to_a_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_stopped_run_leaves_no_thread_that_writes() -> None:
-    logger = logger_of(None)
+    logger = MetricsLogger(some_module(), None)
     row: Any = logger._executor.submit(time.sleep, 0.3)
     logger.on_exception(cast(Any, None), cast(Any, None), KeyboardInterrupt())
     assert row.done()
@@ -103,7 +99,7 @@ def test_collapse_is_warned_of_once_with_advice() -> None:
     said: list[str] = []
     settings = digits(divergence="reverse_kl")
     advice = settings.objective_options.collapse_advice(settings.objective_context(settings.dim))
-    logger = MetricsLogger(None, collapse_advice=advice, say=said.append)
+    logger = MetricsLogger(some_module(), None, collapse_advice=advice, say=said.append)
 
     def warn(rank: float, uniformity: float, embeddings: int = 64) -> None:
         row = {"epoch": 1, "effective_rank": rank, "uniformity": uniformity}

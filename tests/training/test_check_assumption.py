@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from fmicl.cli import main as cli
-from fmicl.training.pipeline import train
 from small_settings import digits
+from train_run import train
 
 
+@pytest.mark.usefixtures("only_training")
 def test_check_assumption_writes_results_and_a_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(digits(epochs=1), out=tmp_path / "run")
-    assert run is not None
     words = ["check-assumption", str(run.path), "--pairs", "900", "--device", "cpu", "--flow-steps"]
     assert cli.main([*words, "8"]) == 0
     said = capsys.readouterr().out
@@ -31,7 +31,6 @@ def test_check_assumption_writes_results_and_a_figure(tmp_path: Path, capsys: py
 def test_wrong_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["check-assumption", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
-    (tmp_path / "settings.json").write_text("{}")
-    (tmp_path / "modules.json").write_text("[]")
+    (tmp_path / "settings.json").write_text('{"recipe": "wikipedia", "task": "text", "settings": {}}')
     assert cli.main(["check-assumption", str(tmp_path)]) == 2
-    assert "text" in capsys.readouterr().err
+    assert "a run on text, not on images" in capsys.readouterr().err

@@ -16,11 +16,11 @@ from fmicl.evaluation.features import evaluation_batch_size
 from fmicl.runs import tables
 from fmicl.runs.report import write_report
 from fmicl.sweep.summary import scores
-from fmicl.training.pipeline import train
 from fmicl.training.tasks import image_evaluation
 from fmicl.training.tasks.image_evaluation import evaluate_run
 from image_sets import make
 from small_settings import digits, small
+from train_run import train
 
 
 class Shape(nn.Module):
@@ -30,14 +30,20 @@ class Shape(nn.Module):
         return images.mean(dim=(2, 3))
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
-def test_views_keep_their_colours_and_their_owners(number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "count", "at_once"), [(1, 10, 512), (2, 10, 512), (3, 10, 512), (1, 11, 8), (3, 11, 8)]
+)
+def test_views_keep_their_colours_and_their_owners(
+    number: int, count: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of images that don't fill a batch."""
+    monkeypatch.setattr("fmicl.evaluation.features.EVALUATION_BATCH", at_once)
     settings = digits(probe_views=number, batch_size=4)
-    plain = torch.arange(10, dtype=torch.uint8).mul(20).view(10, 1, 1, 1).expand(10, 1, 8, 8)  # any crop is the same
+    plain = torch.arange(count, dtype=torch.uint8).mul(20).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)  # any crop is the same
     features, owners = image_evaluation._features_of_views(Shape(), ArraySamples(plain), settings, torch.device("cpu"))
     mean, std = settings.mean[0], settings.std[0]
     torch.testing.assert_close(features[:, 0], (owners * 20 / 255 - mean) / std, atol=1e-5, rtol=1e-5)
-    assert sorted(owners.tolist()) == sorted([*range(10)] * number)
+    assert sorted(owners.tolist()) == sorted([*range(count)] * number)
 
 
 def test_views_of_a_structured_image_differ() -> None:
@@ -48,17 +54,6 @@ def test_views_of_a_structured_image_differ() -> None:
     for sample in range(6):
         one, other = features[owners == sample]
         assert not torch.equal(one, other)
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_images_that_do_not_fill_a_batch_have_views_as_well(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fmicl.evaluation.features.EVALUATION_BATCH", 8)
-    plain = torch.arange(11, dtype=torch.uint8).mul(20).view(11, 1, 1, 1).expand(11, 1, 8, 8)
-    settings = digits(probe_views=number, batch_size=4)
-    features, owners = image_evaluation._features_of_views(Shape(), ArraySamples(plain), settings, torch.device("cpu"))
-    mean, std = settings.mean[0], settings.std[0]
-    torch.testing.assert_close(features[:, 0], (owners * 20 / 255 - mean) / std, atol=1e-5, rtol=1e-5)
-    assert sorted(owners.tolist()) == sorted([*range(11)] * number)
 
 
 class Watched(nn.Module):
@@ -138,13 +133,13 @@ def test_ranks_are_of_ten_views_of_each_sample(monkeypatch: pytest.MonkeyPatch) 
 def test_probe_views_add_a_second_probe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = train(digits(epochs=1, probe_views=2), out=tmp_path / "run")
-    assert run is not None
+    run = train(digits(epochs=1, probe_views=2, validation=0.75), out=tmp_path / "run")
     found = json.loads(run.results.read_text())
-    # two views of each of the 1347 training images, also of those that don't fill a batch
+    assert (found["split"], found["train_samples"], found["test_samples"]) == ("validation", 337, 1010)
+    # two views of each of the 337 training images, also of those that don't fill a batch
     assert all(1 < found[name] < 512 for name in ("rankme_features", "lidar_features", "lidar"))
     assert found["rankme"] > 1
-    assert "with those of 2694 random views of the training samples" in found["linear_views_protocol"]
+    assert "with those of 674 random views of the training samples" in found["linear_views_protocol"]
     assert "no augmentation" in found["linear_protocol"]
     assert 10 < found["linear_views"] <= 100
     assert scores(found)["linear on views"] == found["linear_views"]
@@ -162,25 +157,15 @@ def test_probe_views_add_a_second_probe(
     assert given["probe_views"] == 3
 
 
-def test_files_and_no_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_views_of_files(tmp_path: Path) -> None:
     folder = make("images", tmp_path)
-    assert folder is not None
     settings = small("images", folder, memory_gib=0.0, epochs=1, probe_views=2, monitor_every=0)
     run = train(settings, out=tmp_path / "run")
-    assert run is not None
     assert json.loads(run.results.read_text())["linear_views"] is not None
-    flat = tmp_path / "flat"
-    flat.mkdir()
-    for number, path in enumerate(sorted(folder.rglob("*.png"))):
-        path.rename(flat / f"{number}.png")
-    capsys.readouterr()
-    train(small("images", flat, epochs=1, probe_views=2, monitor_every=0), out=tmp_path / "other")
-    assert any("without labels" in line and "probe_views" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_views_of_broken_files_belong_to_their_replacements(tmp_path: Path) -> None:
     folder = make("images", tmp_path)
-    assert folder is not None
     paths = sorted(folder.rglob("*.png"))
     paths[0].write_bytes(paths[0].read_bytes()[:60])
     settings = small("images", folder, probe_views=2, batch_size=4)

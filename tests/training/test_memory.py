@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from fmicl.config.image_defaults import ImageFacts, choose_defaults
 from fmicl.methods import METHODS, Method, MoCo, SimCLR
 from fmicl.training import memory, pipeline
 from fmicl.training.memory import BatchDescription, MemoryNeed, check_memory, explain_out_of_memory, measure_need
-from fmicl.training.pipeline import train
 from fmicl.training.processes import Processes
 from fmicl.training.tasks.base import Context
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method
@@ -26,6 +26,7 @@ from fmicl.training.tasks.images import ImageTask
 from fmicl.utils.errors import BatchTooLargeError
 from image_sets import make
 from small_settings import digits, small
+from train_run import train
 
 GIB = 2**30
 ALONE = Processes(devices=1, nodes=1, rank=0)
@@ -37,7 +38,9 @@ def build(settings: Settings) -> Method:
 
 
 def need_of_settings(settings: Settings) -> MemoryNeed:
-    return measure_need(build(settings), lambda n: torch.rand(n, len(settings.mean), settings.size, settings.size))
+    return measure_need(
+        BATCH, build(settings), lambda n: torch.rand(n, len(settings.mean), settings.size, settings.size)
+    )
 
 
 def task_of(settings: Settings) -> ImageTask:
@@ -69,16 +72,16 @@ def test_need_is_saved_tensors_gradients_and_optimiser_state() -> None:
     def views(n: int) -> Tensor:
         return torch.rand(n, 4)
 
-    assert measure_need(scaled(), views) == MemoryNeed(constant=2 * 16, sample=1.1 * 2 * 16)
-    assert measure_need(scaled(), views, multiplicity=5) == MemoryNeed(constant=2 * 16, sample=1.1 * 5 * 16)
-    assert measure_need(scaled(), views, optimizer="adamw").constant == 3 * 16
+    assert measure_need(BATCH, scaled(), views) == MemoryNeed(constant=2 * 16, sample=1.1 * 2 * 16)
+    assert measure_need(replace(BATCH, views=5), scaled(), views) == MemoryNeed(constant=2 * 16, sample=1.1 * 5 * 16)
+    assert measure_need(BATCH, scaled(), views, optimizer="adamw").constant == 3 * 16
     # The keys of a momentum encoder save nothing, and its weights have no gradient; the queue doesn't grow.
-    assert measure_need(scaled(MoCo, queue=512), views) == MemoryNeed(constant=2 * 16, sample=1.1 * 16)
+    assert measure_need(BATCH, scaled(MoCo, queue=512), views) == MemoryNeed(constant=2 * 16, sample=1.1 * 16)
 
 
 def test_bfloat16_needs_less() -> None:
     method = build(digits())
-    assert measure_need(method, images, bf16=True).sample < 0.8 * measure_need(method, images).sample
+    assert measure_need(BATCH, method, images, bf16=True).sample < 0.8 * measure_need(BATCH, method, images).sample
 
 
 @pytest.mark.parametrize("name", METHODS.names())
@@ -86,7 +89,7 @@ def test_measuring_leaves_the_method_unchanged(name: str) -> None:
     method = build(digits(method=name, queue=256, shift="optimal", divergence="js"))
     before = {key: value.clone() for key, value in method.state_dict().items()}
     objective, random = method.objective, torch.random.get_rng_state()
-    measure_need(method, images)
+    measure_need(BATCH, method, images)
     assert torch.equal(torch.random.get_rng_state(), random)
     assert method.objective is objective
     assert all(parameter.grad is None for parameter in method.parameters())
@@ -102,8 +105,6 @@ def test_a_run_ends_with_the_same_bits_with_and_without_the_check(
     checked = train(digits(epochs=1), out=tmp_path / "checked")
     monkeypatch.setattr(pipeline, "check_memory", lambda *_, **__: None)
     unchecked = train(digits(epochs=1), out=tmp_path / "unchecked")
-    assert checked is not None
-    assert unchecked is not None
     assert checked.encoder.read_bytes() == unchecked.encoder.read_bytes()
     assert checked.projection.read_bytes() == unchecked.projection.read_bytes()
 
@@ -136,7 +137,7 @@ def test_a_batch_that_does_not_fit_is_refused(
 
 def test_more_views_need_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "free_memory", lambda: 0)
-    monkeypatch.setattr(memory, "measure_need", lambda *_, multiplicity, **__: MemoryNeed(0, multiplicity * GIB))
+    monkeypatch.setattr(memory, "measure_need", lambda batch, *_, **__: MemoryNeed(0, batch.views * GIB))
     with pytest.raises(BatchTooLargeError, match=r"4 views.* 1024\.0 GiB"):
         check_memory(BatchDescription(256, 4, ""), scaled(), images, ALONE)
 

@@ -11,7 +11,7 @@ from fmicl.config import OptimisationOptions
 from fmicl.methods import SimCLR
 from fmicl.models.vision import SmallConv
 from fmicl.training.module import TrainingModule
-from fmicl.training.optimisation import LARS, Optimisation, build_optimizer, parameter_groups, warmup_cosine
+from fmicl.training.optimisation import LARS, Optimisation, build_optimizer, parameter_groups, rate_factor
 from small_settings import digits
 
 
@@ -19,10 +19,10 @@ def test_schedule_against_torchs_cosine() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=1.0)
     oracle = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     for step in range(20):
-        assert warmup_cosine(step + 5, 5, 25) == pytest.approx(optimizer.param_groups[0]["lr"])
+        assert rate_factor("cosine", step + 5, 5, 25) == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         oracle.step()
-    assert [warmup_cosine(step, 5, 25) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert [rate_factor("cosine", step, 5, 25) for step in range(5)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
 def test_lars_is_its_formula() -> None:

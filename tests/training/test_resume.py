@@ -24,13 +24,13 @@ from fmicl.methods import METHODS
 from fmicl.models.vision import SmallConv
 from fmicl.runs.folder import Run
 from fmicl.training.checkpoints import Checkpointer, load_checkpoint
-from fmicl.training.pipeline import train
 from fmicl.training.tasks.image_parts import build_image_encoder, load_splits
 from fmicl.utils.errors import Stopped
 from fmicl.utils.files import read_json
 from fmicl.utils.locks import lock_folder
 from image_sets import make
 from small_settings import digits, small
+from train_run import train
 
 pytestmark = pytest.mark.usefixtures("only_training")
 
@@ -62,12 +62,11 @@ def _assert_equal(a: Any, b: Any) -> None:
         assert a == b
 
 
-@pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.parametrize("method", ["simclr", "moco"])
 def test_killed_and_resumed_run_is_bit_identical(method: str, tmp_path: Path) -> None:
     changes = {"method": method, "epochs": 3, "batch_size": 64, "checkpoint_steps": 2, "monitor_every": 1, "queue": 100}
     settings = digits(**changes)
-    whole = train(settings, out=tmp_path / "whole")
-    assert whole is not None
+    train(settings, out=tmp_path / "whole")
     # The same run in a process of its own, which is killed in the middle of an epoch.
     script = "import sys; from pathlib import Path; import fmicl; from small_settings import digits; "
     script += f"fmicl.train(digits(**{changes!r}), out=Path(sys.argv[1]))"
@@ -91,8 +90,7 @@ def test_killed_and_resumed_run_is_bit_identical(method: str, tmp_path: Path) ->
     assert 0 < batches < 3 * 21
     (checkpoint.parent / ".last.ckpt.1.tmp").write_bytes(b"half")  # as if it had been killed while writing
     assert not (tmp_path / "cut" / "encoder.safetensors").exists()
-    resumed = train(settings, out=tmp_path / "cut", resume=True)
-    assert resumed is not None
+    train(settings, out=tmp_path / "cut", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "cut")
     assert not list((tmp_path / "cut").rglob("*.tmp"))
 
@@ -127,10 +125,9 @@ def cut_and_resume(settings: Settings, after: int, tmp_path: Path, monkeypatch: 
 
 
 CUTS = [
+    *((name, 8, 3, 1) for name in METHODS.names()),  # in the middle of an epoch, some batches after a checkpoint
     ("simclr", 1, 4, 1),  # before the first checkpoint
-    ("simclr", 4, 1, 1),  # in the middle of an epoch
     ("simclr", 5, 1, 1),  # at its end
-    ("moco", 7, 3, 1),  # some batches after the last checkpoint
     ("moco", 7, 1, 2),  # with gradients half accumulated
     ("symmetric moco", 7, 3, 1),
     ("simclr of 3 views", 7, 3, 1),
@@ -175,7 +172,6 @@ def test_broken_files_are_left_out_again(
     """In memory, or found and replaced during training, as in a folder too large to decode beforehand."""
     monkeypatch.setattr("fmicl.data.images.listing.DECODED_LIMIT", 0)
     folder = make("images", tmp_path)
-    assert folder is not None
     settings = small("images", folder, memory_gib=memory_gib, epochs=3, checkpoint_steps=1, monitor_every=0)
     trained = load_splits(settings).names
     (folder / trained[0]).write_bytes(b"not an image")
@@ -269,7 +265,7 @@ def test_the_callers_handler_is_called_and_restored(tmp_path: Path, monkeypatch:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell's background
         before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
         with signalled(1, [signal.SIGINT, signal.SIGHUP], monkeypatch):
-            assert train(digits(epochs=1), out=tmp_path / "ignored") is not None
+            train(digits(epochs=1), out=tmp_path / "ignored")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -401,56 +397,41 @@ def test_resume_refuses_other_settings_and_allows_another_machine(tmp_path: Path
         train(digits(epochs=2, seed=1), out=tmp_path / "run", resume=True)
     with pytest.raises(ValueError, match=r"size was 8, is now 16$"):
         train(digits(epochs=1, size=16), out=tmp_path / "run", resume=True)
-    assert train(digits(epochs=1, workers=1, checkpoint_minutes=3), out=tmp_path / "run", resume=True) is not None
+    train(digits(epochs=1, workers=1, checkpoint_minutes=3), out=tmp_path / "run", resume=True)
 
 
-def test_resume_starts_a_run_if_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_starts_a_run_if_there_is_none_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     run = train(digits(epochs=1), resume=True)
-    assert run is not None
     assert run.path == Path("runs/digits-001")
+    assert "digits-001: there was no run to continue" in capsys.readouterr().out
     again = train(digits(epochs=1), resume=True)
-    assert again is not None
     assert again.path == run.path
     other = train(digits(epochs=1))
-    assert other is not None
     assert other.path == Path("runs/digits-002")
+    other.checkpoint.unlink()
+    train(digits(epochs=1), out=other.path, resume=True)
+    assert "digits-002: it has no checkpoint yet" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     run = train(digits(epochs=1), out=tmp_path / "run")
-    assert run is not None
     run.checkpoint.write_bytes(run.checkpoint.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"last\.ckpt can't be read"):
         train(digits(epochs=1), out=tmp_path / "run", resume=True)
 
 
-def test_a_run_that_starts_although_it_was_to_continue_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = train(digits(epochs=1), out=tmp_path / "typo", resume=True)
-    assert run is not None
-    assert "typo: there was no run to continue" in capsys.readouterr().out
-    run.checkpoint.unlink()
-    for left in (run.results, run.encoder_config):
-        left.unlink(missing_ok=True)
-    train(digits(epochs=1), out=tmp_path / "typo", resume=True)
-    assert "typo: it has no checkpoint yet" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("method", ["simclr", "moco"])
-def test_a_finished_run_goes_on_for_more_epochs(
-    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    changes = {"method": method, "queue": 512, "batch_size": 256, "warmup_epochs": 0.0}
+def test_a_finished_run_goes_on_for_more_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"method": "moco", "queue": 512, "batch_size": 256, "warmup_epochs": 0.0}
     run = train(digits(epochs=2, **changes), out=tmp_path / "run")
-    assert run is not None
     run.results.write_text('{"knn": 12.5}')  # `only_training` leaves none
     run.report.write_text("page")
     first = load_checkpoint(run.checkpoint)["metrics"]["rows"]
-    assert train(digits(epochs=2, **changes), out=run.path, resume=True) is not None
+    train(digits(epochs=2, **changes), out=run.path, resume=True)
     assert "finished already" in capsys.readouterr().out
-    assert train(digits(epochs=4, **changes), out=run.path, resume=True) is not None
+    train(digits(epochs=4, **changes), out=run.path, resume=True)
     assert "going on to 4 epochs" in capsys.readouterr().out
     rows = load_checkpoint(run.checkpoint)["metrics"]["rows"]
     assert rows[:2] == first
@@ -473,9 +454,9 @@ def test_an_interrupted_extension_ends_with_the_same_bits(tmp_path: Path, monkey
     train(longer, out=tmp_path / "whole", resume=True)
     write = Checkpointer.write
 
-    def stop(self: Checkpointer, trainer: Any, module: Any) -> None:
-        write(self, trainer, module)
-        if module.batches == 8:
+    def stop(self: Checkpointer, trainer: Any) -> None:
+        write(self, trainer)
+        if self.module.batches == 8:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpointer, "write", stop)
@@ -488,11 +469,9 @@ def test_an_interrupted_extension_ends_with_the_same_bits(tmp_path: Path, monkey
 
 def test_what_can_not_go_on_is_refused(tmp_path: Path) -> None:
     run = train(digits(epochs=1, accumulate=2), out=tmp_path / "run")  # five batches
-    assert run is not None
     with pytest.raises(ValueError, match="accumulate"):
         train(digits(epochs=2, accumulate=2), out=run.path, resume=True)
     whole = train(digits(epochs=1), out=tmp_path / "whole")
-    assert whole is not None
     with pytest.raises(ValueError, match="alpha"):
         train(digits(epochs=2, alpha=3.0), out=whole.path, resume=True)
     whole.results.write_text("{}")

@@ -20,10 +20,10 @@ from test_resume import _assert_equal, interrupted_after
 from fmicl.config import Settings
 from fmicl.runs.folder import Run
 from fmicl.training.checkpoints import load_checkpoint
-from fmicl.training.pipeline import train
 from small_text_settings import small
 from sts_files import write_sts
 from tiny_bert import SENTENCES, tiny_bert
+from train_run import train
 
 pytestmark = pytest.mark.usefixtures("only_text_training")
 
@@ -96,7 +96,7 @@ def test_stopped_by_a_signal_and_resumed_is_bit_identical(name: str, place: Path
     assert 0 < load_checkpoint(run.checkpoint)["batches"] < 40 * 8
     (run.path / ".sentence_transformer.1.tmp" / "whole").mkdir(parents=True)  # as if killed while exporting
     assert not run.modules.exists()
-    assert train(text_settings(place, **LONG), out=run.path, resume=True) is not None
+    train(text_settings(place, **LONG), out=run.path, resume=True)
     assert_same(whole, run.path)
     assert not list(run.path.rglob("*.tmp"))
 
@@ -129,7 +129,7 @@ def test_resume_refuses_another_text_and_allows_another_place(
     moved.write_bytes((place / "text.txt").read_bytes())
     train(text_settings(place), out=tmp_path / "run")
     again = text_settings(place, data=moved, cache_dir=tmp_path / "cache", checkpoint_minutes=3)
-    assert train(again, out=tmp_path / "run", resume=True) is not None
+    train(again, out=tmp_path / "run", resume=True)
     with pytest.raises(ValueError, match="length was 16, is now 12"):
         train(text_settings(place, length=12), out=tmp_path / "run", resume=True)
     moved.write_text(moved.read_text() + "a man sings\n")
@@ -139,5 +139,5 @@ def test_resume_refuses_another_text_and_allows_another_place(
         train(text_settings(place, sts=None), out=tmp_path / "run", resume=True)
     Run(tmp_path / "run").report.write_text("the report, which is written last")
     capsys.readouterr()
-    assert train(text_settings(place), out=tmp_path / "run", resume=True) is not None
+    train(text_settings(place), out=tmp_path / "run", resume=True)
     assert "finished already" in capsys.readouterr().out

@@ -25,7 +25,6 @@ from sentence_transformers import SentenceTransformer
 
 import fmicl
 from fmicl.cli import main as cli
-from fmicl.config import Settings, recipe
 from fmicl.config.settings import schema_of
 from fmicl.evaluation.sts import load_stsb
 from fmicl.methods import Method
@@ -33,12 +32,12 @@ from fmicl.models.text import build_sentence_encoder
 from fmicl.runs.embedding import embed_text
 from fmicl.runs.settings import read_fingerprint, read_settings, read_task
 from fmicl.training.checkpoints import load_checkpoint
-from fmicl.training.pipeline import train
 from fmicl.training.tasks.text import StsMonitor
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer
 from small_text_settings import small
 from sts_files import write_sts
 from tiny_bert import SENTENCES, tiny_bert
+from train_run import train
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +51,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_recipe_is_the_papers() -> None:
-    r = recipe("wikipedia")
-    assert (r.model, r.batch_size, r.learning_rate, r.schedule) == ("bert-base-uncased", 64, 3e-5, "linear")
-    assert (r.gamma, r.alpha, r.mu, r.epochs, r.length) == (20, 409600, 1, 1, 32)
-    assert (r.optimizer, r.weight_decay, r.clip, r.warmup_epochs, r.pooling) == ("adamw", 0, 1, 0, "cls_mlp")
-    assert r.temperature == 0.05
-
-
 @pytest.mark.usefixtures("only_text_training")
 def test_the_last_step_counts_also_if_it_has_fewer_batches(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Eight batches make three steps: of three, three and two."""
     run = train(small(place, accumulate=3, epochs=2, sts_every=1), out=tmp_path / "run")
-    assert run is not None
     rows = list(csv.DictReader(run.metrics.open()))
     assert [row["step"] for row in rows] == ["1", "2", "3"]
     assert load_checkpoint(run.checkpoint)["optimizer"]["state"][0]["step"] == 3  # the optimiser counts, too
@@ -79,7 +69,6 @@ def test_collapse_is_warned_of_in_training_and_in_the_end(
 ) -> None:
     settings = small(place, alpha=1e-9, learning_rate=3e-3, epochs=12, sts=place / "sts", sts_every=24)
     run = train(settings, out=tmp_path / "run")
-    assert run is not None
     assert json.loads(run.results.read_text())["uniformity"] == pytest.approx(0, abs=0.02)
     said = capsys.readouterr().out
     assert "the embeddings have collapsed" in said
@@ -106,30 +95,9 @@ def test_a_model_without_dropout_is_warned_of(
     assert (f"warning: {place / model} has no dropout" in said) == warned
 
 
-def test_settings_to_json_and_back(place: Path) -> None:
-    settings = small(place, method="moco", sts=place / "sts", encode_length=12)
-    assert Settings.from_json("wikipedia", json.loads(json.dumps(settings.to_json()))) == settings
-    with pytest.raises(ValueError, match="dataset"):
-        Settings.from_json("wikipedia", recipe("digits").to_json())
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("length", 2), ("length", 0), ("encode_length", 0), ("sts_every", 0), ("hidden", -1)]
-)
-def test_numbers_out_of_range_are_refused_by_name(field: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=field):
-        recipe("wikipedia", **{field: value})
-
-
-def test_unused_options_are_named() -> None:
-    assert list(recipe("wikipedia", hidden=8, temperature=0.1).unused()) == ["temperature", "hidden"]
-    assert recipe("wikipedia", hidden=8, method="mocov3").unused() == {}
-
-
 @pytest.mark.usefixtures("only_text_training")
 def test_rows_every_so_many_steps_and_a_linear_learning_rate(place: Path, tmp_path: Path) -> None:
     run = train(small(place, epochs=3, sts_every=5, learning_rate=1e-3), out=tmp_path / "run")
-    assert run is not None
     rows = list(csv.DictReader(run.metrics.open()))
     assert [int(row["step"]) for row in rows] == [5, 10, 12]
     assert [float(row["epoch"]) for row in rows] == [1.25, 2.5, 3.0]
@@ -176,7 +144,6 @@ def test_the_best_on_stsb_dev_is_what_is_exported(
     monkeypatch.setattr("fmicl.training.pipeline.write_report", lambda _: None)
     settings = small(place, sts=place / "sts", epochs=2, learning_rate=1e-2)
     run = train(settings, out=tmp_path / "run")
-    assert run is not None
     assert len(seen) == 4
     exported = load_file(run.sentence_transformer / "model.safetensors")
     best = seen[3 if chosen is None else chosen]
@@ -199,7 +166,6 @@ def test_the_best_on_stsb_dev_is_what_is_exported(
 def test_the_score_on_stsb_dev_is_that_of_the_exported_folder(place: Path, tmp_path: Path) -> None:
     """The tokens of training and sentence-transformers give the same number."""
     run = train(small(place, sts=place / "sts", sts_every=4, learning_rate=1e-2), out=tmp_path / "run")
-    assert run is not None
     results = json.loads(run.results.read_text())
     dev = load_stsb(place / "sts", "dev")
     model = SentenceTransformer(str(run.path), device="cpu")

@@ -12,12 +12,13 @@ import torch
 from fmicl.cli import main as cli
 from fmicl.config import recipe
 from fmicl.data import ArraySamples, Splits, describe_splits, load_images
-from fmicl.training.pipeline import settings_warnings, train
+from fmicl.training.pipeline import settings_warnings
 from fmicl.training.tasks import image_evaluation
 from fmicl.training.tasks.image_evaluation import evaluate_run
 from fmicl.training.tasks.image_parts import load_splits
 from image_sets import make_classes, write_image
 from small_settings import digits, small
+from train_run import train
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_prints_its_classes(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(small("images", folder, epochs=1, monitor_every=0), out=tmp_path / "run")
-    assert run is not None
     found = json.loads(run.results.read_text())
     assert f"2 classes: cat, dog; {found['test_samples']} images held out\n" in capsys.readouterr().out
     assert (found["classes"], found["class_names"]) == (2, ["cat", "dog"])
@@ -44,8 +44,7 @@ def test_many_classes_are_counted_and_the_first_are_named() -> None:
 
 def test_digits_have_classes_and_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_evaluation, "FEW_CLASSES", 9)
-    run = train(digits(epochs=1), out=tmp_path / "run")
-    assert run is not None
+    run = train(digits(epochs=1, validation=0.75), out=tmp_path / "run")
     found = json.loads(run.results.read_text())
     assert found["classes"] == 10
     assert "class_names" not in found
@@ -77,13 +76,6 @@ def test_a_folder_that_the_data_does_not_need_is_warned_of() -> None:
     load_splits(small("digits", Path("nope")), lines.append)
     assert len(lines) == 1
     assert lines[0].startswith("warning: data_dir (nope)")
-
-
-def test_baselines_without_labels_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for i in range(4):
-        write_image(tmp_path / "photos" / f"{i}.png", i)
-    train(small("images", tmp_path / "photos", epochs=1, baselines=True), out=tmp_path / "run")
-    assert any("without labels" in line and "baselines" in line for line in capsys.readouterr().out.splitlines())
 
 
 def test_a_name_of_trained_weights_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Defaults that follow from the data, for the options of the recipe `images` that are "auto".
+"""Automatic hyperparameters of the recipe `images`: values of options that are "auto", by the data and the device.
 
 A function from facts about a folder and the machine to values: no image is read here, and the same folder on the same
 kind of device gives the same values.

@@ -21,7 +21,7 @@ from fmicl.data.images.splits import Splits, describe_splits, split_by_name, str
 from fmicl.data.images.view_stream import ViewStream
 from fmicl.data.stream import Batch, Stream
 from fmicl.data.text.lines import LONG_LINE, LineReader
-from fmicl.data.text.sentence_stream import SentenceStream, padded_width
+from fmicl.data.text.sentence_stream import SentenceStream
 from fmicl.data.text.tokens import Sentences, describe_text_change, tokenise_file
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "fingerprint",
     "list_datasets",
     "load_images",
-    "padded_width",
     "printable",
     "register_dataset",
     "require_data_dir",

@@ -1,4 +1,4 @@
-"""Folder of the cache that runs and sweeps share: tokenised files, decoded images."""
+"""Cache folder of tokenised files and decoded images, shared by runs and sweeps, with a lock for each entry."""
 
 from __future__ import annotations
 

@@ -1,12 +1,4 @@
-"""Methods: which embeddings are pairs and which are negatives.
-
-    simclr    one encoder; negatives are the other samples of the batch
-    moco      momentum encoder; negatives are a queue of its past keys
-    mocov3    momentum encoder and predictor; negatives are the other samples of the batch
-    byol      momentum encoder and predictor; no negatives, and a loss of its own
-    swav      prototypes, assigned by Sinkhorn iterations; a loss of its own
-    cpc       a context predicts later parts of a view, with a learned critic
-    dim       local features against global ones, with learned critics
+"""Methods of contrastive learning: which embeddings are pairs and which are negatives.
 
 Those without a loss or critic of their own take every objective. On images, every method takes a second term, rotation
 prediction (:class:`Rotation`). A new method is one file with a `register_method`; see CONTRIBUTING.md.
@@ -18,7 +10,7 @@ from fmicl.methods.cpc import CPC
 from fmicl.methods.dim import DIM
 from fmicl.methods.moco import MoCo
 from fmicl.methods.mocov3 import MoCoV3
-from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, register_method
+from fmicl.methods.registry import METHODS, MethodOptions, MomentumOptions, OwnLoss, register_method
 from fmicl.methods.rotation import Rotation
 from fmicl.methods.simclr import SimCLR
 from fmicl.methods.swav import SwAV
@@ -35,6 +27,7 @@ __all__ = [
     "MoCoV3",
     "MomentumMethod",
     "MomentumOptions",
+    "OwnLoss",
     "PredictionMethod",
     "Rotation",
     "SimCLR",

@@ -193,8 +193,14 @@ class Method(nn.Module):
         )
 
     def networks(self) -> list[nn.Module]:
-        """The networks that run in each step, encoders first."""
-        return [self.encoder, self.projection, *([] if self.rotation is None else [self.rotation.head])]
+        """The networks that run in each step: all submodules but the objective; of rotation prediction its head."""
+        found: list[nn.Module] = []
+        for module in self.children():
+            if module is self.rotation:
+                found.append(self.rotation.head)
+            elif module is not self.objective:
+                found += module if isinstance(module, nn.ModuleList) else [module]
+        return found
 
 
 class MomentumMethod(Method):
@@ -222,14 +228,12 @@ class MomentumMethod(Method):
         encoder: nn.Module,
         objective: nn.Module,
         *,
-        dim: int = 512,
-        hidden: int = 2048,
-        projection: nn.Module | None = None,
         momentum: float = 0.99,
         final_momentum: float | None = None,
         statistics: Literal["batch", "past"] = "batch",
+        **heads: Any,
     ) -> None:
-        super().__init__(encoder, objective, dim=dim, hidden=hidden, projection=projection)
+        super().__init__(encoder, objective, **heads)
         self.initial_momentum = momentum
         self.final_momentum = momentum if final_momentum is None else final_momentum
         self.target_encoder = copy.deepcopy(self.encoder).requires_grad_(False)
@@ -237,10 +241,8 @@ class MomentumMethod(Method):
         if statistics not in ("batch", "past"):
             raise ValueError(f'statistics must be "batch" or "past", got {statistics!r}')
         if statistics == "past":
-            self.target_encoder, self.target_projection = (
-                use_running_statistics(self.target_encoder),
-                use_running_statistics(self.target_projection),
-            )
+            self.target_encoder = use_running_statistics(self.target_encoder)
+            self.target_projection = use_running_statistics(self.target_projection)
 
     def momentum(self, progress: float) -> float:
         """m1 - (m1 - m0) (1 + cos(pi t)) / 2 with t = progress, from 0 to 1 over the run."""
@@ -256,11 +258,6 @@ class MomentumMethod(Method):
     def encoders(self) -> list[nn.Module]:
         """The momentum encoder too."""
         return [self.encoder, self.target_encoder]
-
-    def networks(self) -> list[nn.Module]:
-        """The momentum encoder too."""
-        encoder, *heads = super().networks()
-        return [encoder, self.target_encoder, *heads, self.target_projection]
 
     @torch.no_grad()
     def start_step(self, progress: float) -> None:
@@ -297,10 +294,6 @@ class PredictionMethod(MomentumMethod):
     ) -> None:
         super().__init__(encoder, objective, dim=dim, hidden=hidden, final_momentum=final_momentum, **options)
         self.predictor = predictor(dim, hidden, last_norm=self.predictor_norm)
-
-    def networks(self) -> list[nn.Module]:
-        """The predictor too."""
-        return [*super().networks(), self.predictor]
 
     def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
         """The mean of both directions: the first view predicts the second one's key, and vice versa."""

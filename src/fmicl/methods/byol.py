@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from fmicl.kernels.exchange import world_of
-from fmicl.losses import ObjectiveContext, ObjectiveOptions
+from fmicl.losses import ObjectiveOptions
 from fmicl.methods.base import Method, PredictionMethod
-from fmicl.methods.registry import MomentumOptions, register_method
+from fmicl.methods.registry import MomentumOptions, OwnLoss, register_method
 from fmicl.utils.numerics import normalise
 
 
@@ -58,17 +58,6 @@ class BYOL(PredictionMethod):
         super().__init__(encoder, PredictionLoss() if objective is None else objective, **options)
 
 
-@dataclass(frozen=True)
-class _PredictionObjective(ObjectiveOptions):
-    def build(self, context: ObjectiveContext) -> nn.Module:
-        del context
-        return PredictionLoss()
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        del context
-        return "Nothing but training dynamics keeps BYOL from it: lower --learning-rate or raise --encoder-momentum."
-
-
 @register_method("byol", summary="Momentum encoder and predictor, without negatives; a loss of its own.")
 @dataclass(frozen=True)
 class BYOLOptions(MomentumOptions):
@@ -80,4 +69,5 @@ class BYOLOptions(MomentumOptions):
     def resolve_objective(self, chosen: ObjectiveOptions) -> ObjectiveOptions:
         """BYOL's loss."""
         del chosen
-        return _PredictionObjective()
+        advice = "Nothing but training dynamics keeps BYOL from it: lower --learning-rate or raise --encoder-momentum."
+        return OwnLoss(make=lambda _: PredictionLoss(), advice=advice)

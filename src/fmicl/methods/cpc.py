@@ -103,10 +103,6 @@ class CPC(Method):
         self.context = nn.GRUCell(dim, dim)
         self.predictors = nn.ModuleList(nn.Linear(dim, dim, bias=False) for _ in range(steps))
 
-    def networks(self) -> list[nn.Module]:
-        """Context network and predictors too."""
-        return [*super().networks(), self.context, *self.predictors]
-
     def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
         """The mean loss over steps and both views."""
         del local

@@ -85,12 +85,11 @@ class CriticLoss(nn.Module):
         return "InfoNCE" if self.divergence is None else f"{self.divergence}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _CriticObjective(ObjectiveOptions):
-    chosen: ObjectiveOptions | None = None
+    chosen: ObjectiveOptions
 
     def build(self, context: ObjectiveContext) -> nn.Module:
-        assert self.chosen is not None
         one_of_many = isinstance(self.chosen, InfoNCEOptions)
         return CriticLoss(None if one_of_many else self.chosen.information_divergence(context))
 
@@ -99,7 +98,6 @@ class _CriticObjective(ObjectiveOptions):
         return "Lower --learning-rate, or take another divergence."
 
     def information_divergence(self, context: ObjectiveContext) -> Divergence:
-        assert self.chosen is not None
         return self.chosen.information_divergence(context)
 
 

@@ -58,10 +58,6 @@ class DIM(Method):
         self.local_weight, self.global_weight = local_weight, global_weight
         self.local_head = mlp((local_width, hidden, dim))
 
-    def networks(self) -> list[nn.Module]:
-        """The local head too."""
-        return [*super().networks(), self.local_head]
-
     def compare_views(self, first: Tensor, second: Tensor, local: Tensor | None = None) -> Comparison:
         """The weighted losses of the local and the global critic; a local crop is a pair with both views' maps."""
         n = len(first)

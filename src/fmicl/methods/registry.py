@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from torch import nn
 
-from fmicl.losses import ObjectiveOptions
+from fmicl.losses import ObjectiveContext, ObjectiveOptions
 from fmicl.methods.base import Method
 from fmicl.utils.options import option, require_fraction
 from fmicl.utils.registry import Registry
@@ -119,6 +119,28 @@ class MomentumOptions(MethodOptions):
         if self.encoder_momentum_end is not None:
             found["final_momentum"] = self.encoder_momentum_end
         return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnLoss(ObjectiveOptions):
+    """The loss of a method that has its own, which takes the place of the chosen objective.
+
+    Attributes:
+        make: builds the loss.
+        advice: what may help a run whose embeddings have collapsed.
+    """
+
+    make: Callable[[ObjectiveContext], nn.Module]
+    advice: str
+
+    def build(self, context: ObjectiveContext) -> nn.Module:
+        """The loss."""
+        return self.make(context)
+
+    def collapse_advice(self, context: ObjectiveContext) -> str:
+        """The method's advice."""
+        del context
+        return self.advice
 
 
 METHODS: Registry[type[MethodOptions]] = Registry("method")

@@ -13,7 +13,7 @@ from fmicl.kernels.exchange import all_logsumexp, world_of
 from fmicl.losses import ObjectiveContext, ObjectiveOptions
 from fmicl.methods.base import Comparison, Method
 from fmicl.methods.queues import enqueue
-from fmicl.methods.registry import MethodOptions, register_method
+from fmicl.methods.registry import MethodOptions, OwnLoss, register_method
 from fmicl.utils.numerics import normalise
 from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction, require_positive_fields
 
@@ -135,14 +135,9 @@ class SwappedPredictionLoss(nn.Module):
     def forward(self, x: Tensor, y: Tensor, **past: Tensor) -> Tensor:
         """The loss of predicting the assignments of x from y."""
         return swapped_prediction_loss(
-            x,
-            y,
-            self.prototypes,
-            temperature=self.temperature,
-            epsilon=self.epsilon,
-            iterations=self.iterations,
-            **past,
-        )
+            x, y, self.prototypes,
+            temperature=self.temperature, epsilon=self.epsilon, iterations=self.iterations, **past,
+        )  # fmt: skip
 
     @torch.no_grad()
     def normalise_prototypes(self) -> None:
@@ -243,27 +238,6 @@ class SwAV(Method):
             self.queue_filled.add_(enqueue(self.queue, self.queue_position, torch.stack([one, other], dim=1)))
 
 
-@dataclass(frozen=True)
-class _SwappedPredictionObjective(ObjectiveOptions):
-    prototypes: int = 3000
-    temperature: float = 0.1
-    epsilon: float = 0.05
-    iterations: int = 3
-
-    def build(self, context: ObjectiveContext) -> nn.Module:
-        return SwappedPredictionLoss(
-            context.dim,
-            self.prototypes,
-            temperature=self.temperature,
-            epsilon=self.epsilon,
-            iterations=self.iterations,
-        )
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        del context
-        return "Lower --learning-rate, --prototypes or --sinkhorn-epsilon."
-
-
 @register_method(
     "swav", summary="Prototypes, assigned by Sinkhorn iterations over the global batch; a loss of its own."
 )
@@ -297,12 +271,13 @@ class SwAVOptions(MethodOptions):
     def resolve_objective(self, chosen: ObjectiveOptions) -> ObjectiveOptions:
         """SwAV's loss."""
         del chosen
-        return _SwappedPredictionObjective(
-            prototypes=self.prototypes,
-            temperature=self.prototype_temperature,
-            epsilon=self.sinkhorn_epsilon,
+        return OwnLoss(make=self._loss, advice="Lower --learning-rate, --prototypes or --sinkhorn-epsilon.")
+
+    def _loss(self, context: ObjectiveContext) -> nn.Module:
+        return SwappedPredictionLoss(
+            context.dim, self.prototypes, temperature=self.prototype_temperature, epsilon=self.sinkhorn_epsilon,
             iterations=self.sinkhorn_iterations,
-        )
+        )  # fmt: skip
 
     def arguments(self) -> dict[str, Any]:
         """Freezing and queue; the rest is the loss's."""

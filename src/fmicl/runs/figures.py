@@ -25,7 +25,6 @@ from fmicl.information.assumption import fitted_law
 from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -127,7 +126,7 @@ def metric_curve(
         raise ValueError(f"{metrics_csv} has no finite value of {column!r} yet")
     x, y = zip(*points, strict=True)
     colours = COLOURS[theme]
-    figure, axes = _axes(colours, label or column, over.capitalize())
+    figure, axes = _axes(colours, (over.capitalize(), label or column))
     # Markers show how often it was measured, unless there are too many to distinguish.
     axes.plot(x, y, color=colours.first, linewidth=1.8, marker="o" if len(x) <= 30 else None, markersize=3.5)
     axes.xaxis.set_major_locator(_ticks(x))
@@ -154,7 +153,7 @@ def distance_figure(
         ValueError: either is empty or has non-finite values.
     """
     colours = COLOURS[theme]
-    figure, axes = _axes(colours, "Distance", "Share of pairs, from nearest to farthest")
+    figure, axes = _axes(colours, ("Share of pairs, from nearest to farthest", "Distance"))
     for name, values, colour in (
         ("negative pairs", _numbers(negative), colours.second),
         ("positive pairs", _numbers(positive), colours.first),
@@ -167,9 +166,8 @@ def distance_figure(
     axes.set_xlim(0, 100)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0f} %")
-    legend = axes.legend(frameon=False, fontsize=9, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2)
-    for text in legend.get_texts():
-        text.set_color(colours.ink)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "ncols": 2}
+    axes.legend(frameon=False, fontsize=9, labelcolor=colours.ink, **place)
     return _save(figure, out)
 
 
@@ -182,16 +180,12 @@ def assumption_figure(check: AssumptionCheck, out: Path | str, *, theme: Theme =
         theme: light or dark.
     """
     colours = COLOURS[theme]
-    with mpl.rc_context({"font.family": ["DejaVu Sans"], "axes.axisbelow": True}):
-        figure = _figure(colours, 3 * _WIDTH, _HEIGHT)
-        figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-        flow_axes, law_axes, ratio_axes = figure.subplots(1, 3)
-    for axes, x_label, y_label in (
-        (flow_axes, "Squared distance of positive pairs", "Log density by RealNVP"),
-        (law_axes, "Cosine of positive pairs", "Density"),
-        (ratio_axes, "Cosine", "Log density ratio"),
-    ):
-        _style(axes, colours, y_label, x_label)
+    figure, flow_axes, law_axes, ratio_axes = _axes(
+        colours,
+        ("Squared distance of positive pairs", "Log density by RealNVP"),
+        ("Cosine of positive pairs", "Density"),
+        ("Cosine", "Log density ratio"),
+    )
     for flow, colour in zip(check.flows, (colours.first, colours.second), strict=True):
         x, y = np.array(flow.squared_distances), np.array(flow.log_densities)
         label = f"{flow.prior} prior, R\N{SUPERSCRIPT TWO} = {flow.fit.r_squared:.2f}"
@@ -214,8 +208,7 @@ def assumption_figure(check: AssumptionCheck, out: Path | str, *, theme: Theme =
         label = f"line, R\N{SUPERSCRIPT TWO} = {check.ratio_fit.r_squared:.2f}"
         ratio_axes.plot(_numbers(ratio.cosines), line, color=colours.second, linewidth=1.4, label=label)
     for axes in (flow_axes, law_axes, ratio_axes):
-        for text in axes.legend(frameon=False, fontsize=8).get_texts():
-            text.set_color(colours.ink)
+        axes.legend(frameon=False, fontsize=8, labelcolor=colours.ink)
     return _save(figure, out)
 
 
@@ -230,8 +223,7 @@ def neighbour_figure(
 
     Args:
         images: (R, 1 + K, C, H, W) uint8 with C 1 or 3: each sample, then its neighbours.
-        similarities: cosine similarities (R, K) to print below the neighbours, or (R, 1 + K) with the sample's own
-            first; None prints none.
+        similarities: cosine similarities (R, K) to print below the neighbours; None prints none.
         out: the PNG to write.
         theme: light or dark.
 
@@ -247,8 +239,6 @@ def neighbour_figure(
     scores = None
     if similarities is not None:
         scores = _numbers(similarities)
-        if scores.shape == (rows, columns):
-            scores = scores[:, 1:]
         if scores.shape != (rows, columns - 1):
             raise ValueError(f"similarities must be {(rows, columns - 1)} for these images, got {scores.shape}")
     colours = COLOURS[theme]
@@ -298,24 +288,22 @@ def _figure(colours: _Colours, width: float, height: float) -> Figure:
     return figure
 
 
-def _axes(colours: _Colours, y_label: str, x_label: str) -> tuple[Figure, Axes]:
+def _axes(colours: _Colours, *labels: tuple[str, str]) -> tuple[Any, ...]:
+    """A figure, and axes side by side for each pair of labels (x, y)."""
     with mpl.rc_context({"font.family": ["DejaVu Sans"], "axes.axisbelow": True}):
-        figure = _figure(colours, _WIDTH, _HEIGHT)
+        figure = _figure(colours, len(labels) * _WIDTH, _HEIGHT)
         figure.set_layout_engine("constrained", w_pad=0.08, h_pad=0.08)
-        axes = figure.add_subplot()
-    _style(axes, colours, y_label, x_label)
-    return figure, axes
-
-
-def _style(axes: Axes, colours: _Colours, y_label: str, x_label: str) -> None:
-    axes.set_facecolor(colours.surface)
-    axes.grid(axis="y", color=colours.line, linewidth=0.8)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side == "bottom", color=colours.line)
-    axes.tick_params(colors=colours.muted, labelsize=9, length=0, pad=6)
-    axes.margins(x=0.02, y=0.1)
-    axes.set_xlabel(x_label, color=colours.muted, fontsize=9)
-    axes.set_ylabel(y_label, color=colours.muted, fontsize=9)
+        panels = figure.subplots(1, len(labels), squeeze=False)[0]
+    for axes, (x_label, y_label) in zip(panels, labels, strict=True):
+        axes.set_facecolor(colours.surface)
+        axes.grid(axis="y", color=colours.line, linewidth=0.8)
+        for side, spine in axes.spines.items():
+            spine.set(visible=side == "bottom", color=colours.line)
+        axes.tick_params(colors=colours.muted, labelsize=9, length=0, pad=6)
+        axes.margins(x=0.02, y=0.1)
+        axes.set_xlabel(x_label, color=colours.muted, fontsize=9)
+        axes.set_ylabel(y_label, color=colours.muted, fontsize=9)
+    return figure, *panels
 
 
 def _save(figure: Figure, out: Path | str) -> Path:

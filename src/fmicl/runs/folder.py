@@ -23,7 +23,7 @@ READ_ONLY_HINT = "copy the run folder to a place that you may write to, and use 
 """What to do about a run folder without write permission."""
 
 
-class _Inside:
+class _RunPath:
     """A path relative to the run folder."""
 
     def __init__(self, name: str) -> None:
@@ -44,20 +44,20 @@ class Run:
 
     path: Path
 
-    settings = _Inside("settings.json")  # recipe, settings, data fingerprint, command, versions: enough to repeat it
-    metrics = _Inside("metrics.csv")  # one row per epoch (text: per validation)
-    tensorboard = _Inside("tensorboard")  # folder of event files
-    checkpoint = _Inside("checkpoints/last.ckpt")  # training state, to resume from
-    encoder = _Inside("encoder.safetensors")  # weights of the encoder
-    encoder_config = _Inside("encoder.json")  # how to build the encoder and to normalise its images
-    projection = _Inside("projection.safetensors")  # weights of the projection head
-    sentence_transformer = _Inside("sentence_transformer")  # text: folder of encoder and tokenizer
-    modules = _Inside("modules.json")  # text: makes the run folder a sentence-transformers model
-    results = _Inside("results.json")  # results of the evaluation
-    arrays = _Inside("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
-    assumption = _Inside("assumption.json")  # tests of the Gaussian kernel, by `fmicl check-assumption`
-    figures = _Inside("figures")  # folder of PNGs
-    report = _Inside("report.html")  # the HTML report
+    settings = _RunPath("settings.json")  # recipe, settings, data fingerprint, command, versions: enough to repeat it
+    metrics = _RunPath("metrics.csv")  # one row per epoch (text: per validation)
+    tensorboard = _RunPath("tensorboard")  # folder of event files
+    checkpoint = _RunPath("checkpoints/last.ckpt")  # training state, to resume from
+    encoder = _RunPath("encoder.safetensors")  # weights of the encoder
+    encoder_config = _RunPath("encoder.json")  # how to build the encoder and to normalise its images
+    projection = _RunPath("projection.safetensors")  # weights of the projection head
+    sentence_transformer = _RunPath("sentence_transformer")  # text: folder of encoder and tokenizer
+    modules = _RunPath("modules.json")  # text: makes the run folder a sentence-transformers model
+    results = _RunPath("results.json")  # results of the evaluation
+    arrays = _RunPath("arrays.safetensors")  # pair distances and nearest neighbours, for the figures
+    assumption = _RunPath("assumption.json")  # tests of the Gaussian kernel, by `fmicl check-assumption`
+    figures = _RunPath("figures")  # folder of PNGs
+    report = _RunPath("report.html")  # the HTML report
 
     @staticmethod
     def is_run(path: Path) -> bool:
@@ -92,7 +92,7 @@ def create_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:
             raise _exists(out) from None
         return Run(out)
     root.mkdir(parents=True, exist_ok=True)
-    number = 1 + max((int(path.name[len(name) + 1 :]) for path in _numbered(name, root)), default=0)
+    number = 1 + max(_numbered(name, root), default=0)
     while True:  # another process may have just taken the number
         try:
             (root / f"{name}-{number:03d}").mkdir()
@@ -115,8 +115,8 @@ def _exists(out: Path) -> FileExistsError:
 
 def latest_run(name: str, root: Path = ROOT) -> Run | None:
     """The run of this name with the highest number, if there is one."""
-    runs = sorted(_numbered(name, root), key=lambda path: int(path.name[len(name) + 1 :]))
-    return Run(runs[-1]) if runs else None
+    runs = _numbered(name, root)
+    return Run(runs[max(runs)]) if runs else None
 
 
 def find_run(name: str, out: Path | None) -> Run | None:
@@ -132,8 +132,9 @@ def find_run(name: str, out: Path | None) -> Run | None:
     return Run(out) if out.exists() else None
 
 
-def _numbered(name: str, root: Path) -> list[Path]:
-    return [path for path in root.glob(f"{name}-*") if path.name[len(name) + 1 :].isdigit() and path.is_dir()]
+def _numbered(name: str, root: Path) -> dict[int, Path]:
+    paths = {path.name.removeprefix(f"{name}-"): path for path in root.glob(f"{name}-*") if path.is_dir()}
+    return {int(number): path for number, path in paths.items() if number.isdigit()}
 
 
 def open_run(path: Path | str) -> Run:

@@ -1,4 +1,4 @@
-"""Trained weights that an image encoder starts from (`--weights`): timm's, those of a run, or a safetensors file."""
+"""Pretrained weights that an image encoder starts from (`--weights`): timm's, of a run, or of a safetensors file."""
 
 from __future__ import annotations
 
@@ -57,16 +57,13 @@ def preprocessing_of(weights: str | None, encoder: str | None) -> dict[str, Any]
         weights: the option.
         encoder: the encoder that timm's weights are of.
     """
-    path = None if weights in (None, TIMM) else Path(weights or "").expanduser()
-    if path is not None and path.is_dir():
-        saved = EncoderConfig.read(open_run(path))
-        return {
-            "encoder": saved.encoder, "size": saved.size, "mean": saved.mean, "std": saved.std, **saved.arguments,
-        }  # fmt: skip
-    if weights != TIMM or encoder is None:
+    if weights == TIMM and encoder is not None:
+        config = _timm_config(encoder)
+        return {"size": config.input_size[-1], "mean": tuple(config.mean), "std": tuple(config.std)}
+    if weights is None or weights == TIMM or not Path(weights).expanduser().is_dir():
         return {}
-    config = _timm_config(encoder)
-    return {"size": config.input_size[-1], "mean": tuple(config.mean), "std": tuple(config.std)}
+    saved = EncoderConfig.read(open_run(Path(weights).expanduser()))
+    return {"encoder": saved.encoder, "size": saved.size, "mean": saved.mean, "std": saved.std, **saved.arguments}
 
 
 def load_initial_weights(encoder: nn.Module, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Loading sentence encoders: of a run, of a sentence-transformers folder, or of a plain transformers folder."""
+"""Loading of sentence encoders: of a run, of a sentence-transformers folder, or of a plain transformers folder."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ def print_results(path: Path) -> None:
     if results["knn"] is None:
         print(f"no labels, so no accuracy; effective rank {results['effective_rank']:.1f}")
         return
-    count = results.get("test_samples")  # missing in runs of older versions
-    samples = "" if count is None else f"{count} images of the "
-    table = Table(title=f"accuracy on the {samples}{results['split']} split, percent")
+    count = results["test_samples"]
+    table = Table(title=f"accuracy on the {count} images of the {results['split']} split, percent")
     columns = {"knn": f"k-NN (k={results['k']})", "linear": "linear probe", "linear_views": "on views too"}
     shown = [key for key in columns if key in results]
     table.add_column("")
@@ -40,7 +39,7 @@ def print_results(path: Path) -> None:
         if row is not None:
             table.add_row(name, *(f"{row[key]:.2f}" if key in row else "" for key in shown))
     Console().print(table)
-    if count is not None and count < FEW_IMAGES:
+    if count < FEW_IMAGES:
         print(f"warning: only {count} test images: each is {100 / count:.1f} percent of the accuracy")
 
 

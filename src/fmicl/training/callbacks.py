@@ -1,4 +1,4 @@
-"""Callbacks of a training run: the check for non-finite losses, and the log of metrics.
+"""Lightning callbacks: the check for non-finite losses, and the log of metrics.
 
 A run is one long pass over batches: batch b belongs to epoch b // batches_per_epoch. Nothing here depends on
 Lightning's own counters, which restart when a run is resumed in the middle of an epoch.
@@ -24,7 +24,7 @@ from torch import Tensor
 from fmicl.evaluation import geometry
 from fmicl.runs.folder import Run
 from fmicl.training.module import TrainingModule
-from fmicl.training.monitor import Monitor
+from fmicl.training.tasks.base import Monitor
 from fmicl.utils.errors import NonFiniteError
 from fmicl.utils.files import write_atomically
 from fmicl.utils.numerics import normalise
@@ -73,19 +73,18 @@ class FiniteLossCheck(Callback):
     would stall the device. A checkpoint is only written after all losses up to it have been checked.
 
     Args:
-        description: the objective's settings, for the message.
+        module: what is trained.
         checkpoint: path of the run's checkpoint; None on all processes but the first.
     """
 
-    def __init__(self, description: str, checkpoint: Path | None = None) -> None:
-        self.description, self.checkpoint = description, checkpoint
-        self._unread: deque[tuple[TrainingModule, int, _AsyncCopy]] = deque()
+    def __init__(self, module: TrainingModule, checkpoint: Path | None = None) -> None:
+        self.module, self.checkpoint = module, checkpoint
+        self._unread: deque[tuple[int, _AsyncCopy]] = deque()
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Read an earlier loss, and on a CPU this one."""
-        assert isinstance(pl_module, TrainingModule)
         # A copy: the loss of a captured step is overwritten by the next one.
-        self._unread.append((pl_module, pl_module.batches, _AsyncCopy(loss.detach())))
+        self._unread.append((self.module.batches, _AsyncCopy(loss.detach())))
         self.read(keep=BATCHES_AHEAD if loss.device.type == "cuda" else 0)
 
     def read(self, keep: int = 0) -> None:
@@ -95,31 +94,31 @@ class FiniteLossCheck(Callback):
             NonFiniteError: one of them is not finite.
         """
         while len(self._unread) > keep:
-            module, batch, loss = self._unread.popleft()
+            batch, loss = self._unread.popleft()
             value = float(loss.wait())
             if not math.isfinite(value):
-                self.fail(module, batch, f"the loss is {value}")
+                self.fail(batch, f"the loss is {value}")
 
-    def check(self, module: TrainingModule) -> None:
+    def check(self) -> None:
         """Check the unread losses and all weights.
 
         Raises:
             NonFiniteError: one of them is not finite.
         """
         self.read()
-        norms = torch.stack(torch._foreach_norm(list(module.parameters())))
+        norms = torch.stack(torch._foreach_norm(list(self.module.parameters())))
         if not bool(norms.isfinite().all()):
-            self.fail(module, module.batches, "a weight is not finite")
+            self.fail(self.module.batches, "a weight is not finite")
 
-    def fail(self, module: TrainingModule, batch: int, what: str) -> None:
+    def fail(self, batch: int, what: str) -> None:
         """Raise the error that ends the run at the given batch, the first being 1."""
-        step = math.ceil(batch / module.optimisation.accumulate)
+        step = math.ceil(batch / self.module.optimisation.accumulate)
         kept = ""
         if self.checkpoint is not None:
             exists = self.checkpoint.exists()
             kept = f"The last good checkpoint is kept in {self.checkpoint}. " if exists else "There is no checkpoint. "
         raise NonFiniteError(
-            f"{what} at step {step} (batch {batch}); objective: {self.description}. {kept}"
+            f"{what} at step {step} (batch {batch}); objective: {self.module.describe()}. {kept}"
             "Hint: lower --learning-rate, lengthen --warmup-epochs or set --clip 1; large --gamma or --mu also make "
             "divergences such as pearson, tsallis and neyman overflow. Start again with the new settings."
         )
@@ -133,6 +132,7 @@ class MetricsLogger(Callback):
     prediction, ``loss_rotation`` is its term for that batch.
 
     Args:
+        module: what is trained.
         run: the folder, or None on all processes but the first.
         every: batches of a row; the last row may have fewer. None: an epoch.
         monitor: the score of the encoder.
@@ -143,6 +143,7 @@ class MetricsLogger(Callback):
 
     def __init__(
         self,
+        module: TrainingModule,
         run: Run | None,
         *,
         every: int | None = None,
@@ -151,7 +152,7 @@ class MetricsLogger(Callback):
         say: Callable[[str], None] = print,
         finite: FiniteLossCheck | None = None,
     ) -> None:
-        self.run, self.every = run, every
+        self.module, self.run, self.every = module, run, every
         self.monitor = monitor or Monitor()
         self.collapse_advice, self.say, self.finite = collapse_advice, say, finite
         self.columns = (
@@ -190,38 +191,34 @@ class MetricsLogger(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Open TensorBoard, and drop rows that were written after the checkpoint from which the run resumes."""
-        assert isinstance(pl_module, TrainingModule)
         self._since = time.monotonic()
         if self.run is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            purge = pl_module.step + 1 if pl_module.batches else None  # points from this step on are discarded
+            purge = self.module.step + 1 if self.module.batches else None  # points from this step on are discarded
             self._writer = SummaryWriter(str(self.run.tensorboard), purge_step=purge)
             self._write_rows()
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         """Add the loss; write a row of metrics when its batches are complete."""
-        assert isinstance(pl_module, TrainingModule)
+        module, optimisation = self.module, self.module.optimisation
         # Lightning hands out the loss divided by the number of accumulated batches.
-        loss = outputs["loss"].detach() * pl_module.optimisation.accumulate
+        loss = outputs["loss"].detach() * optimisation.accumulate
         loss = loss if loss.device.type == "mps" else loss.double()  # that device has no float64
         self._sum = loss if self._sum is None else self._sum + loss
-        if self._writer is not None and pl_module.batches % TENSORBOARD_EVERY == 0:
-            rate = trainer.optimizers[0].param_groups[0]["lr"]
-            self._points.append((pl_module.step, rate, _AsyncCopy(loss)))
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        if self._writer is not None and module.batches % TENSORBOARD_EVERY == 0:
+            self._points.append((module.step, rate, _AsyncCopy(loss)))
         self._write_points(wait=False)
         if self._row is not None and self._row.done():
             self.finish_row()
-        every = self.every or pl_module.optimisation.batches_per_epoch
-        if pl_module.batches % every == 0 or pl_module.batches == pl_module.optimisation.total_batches:
-            self._end_row(trainer, pl_module, outputs, (pl_module.batches - 1) % every + 1)
+        every = self.every or optimisation.batches_per_epoch
+        if module.batches % every == 0 or module.batches == optimisation.total_batches:
+            mean = torch.as_tensor((self._carried + self._sum) / ((module.batches - 1) % every + 1))
+            mean = trainer.strategy.reduce(mean, reduce_op="mean")
+            if self.run is not None:
+                self._start_row(outputs, mean, rate)
+            self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
 
     def _write_points(self, *, wait: bool) -> None:
         """Hand TensorBoard the points that have arrived from the GPU, or all of them."""
@@ -230,28 +227,20 @@ class MetricsLogger(Callback):
             self._writer.add_scalar("batch/loss", float(loss.wait()), step)
             self._writer.add_scalar("batch/learning_rate", rate, step)
 
-    def _end_row(self, trainer: Trainer, module: TrainingModule, outputs: dict[str, Tensor], batches: int) -> None:
-        assert self._sum is not None
-        mean = torch.as_tensor((self._carried + self._sum) / batches)
-        mean = trainer.strategy.reduce(mean, reduce_op="mean")
-        if self.run is not None:
-            self._start_row(module, outputs, mean, trainer.optimizers[0].param_groups[0]["lr"])
-        self._sum, self._carried, self.seconds, self._since = None, 0.0, 0.0, time.monotonic()
-
-    def _score(self, module: TrainingModule, epoch: float) -> float | None:
+    def _score(self, epoch: float) -> float | None:
         if not self.monitor.due(epoch):
             return None
         if self.finite is not None:
-            self.finite.check(module)
-        return self.monitor.measure(module.method, module.step)
+            self.finite.check()
+        return self.monitor.measure(self.module.method, self.module.step)
 
-    def _start_row(self, module: TrainingModule, outputs: dict[str, Tensor], loss: Tensor, rate: float) -> None:
+    def _start_row(self, outputs: dict[str, Tensor], loss: Tensor, rate: float) -> None:
         """Measure the last batch's embeddings and write the row: on the CPU, while a GPU continues."""
         self.finish_row()
-        length = module.optimisation.batches_per_epoch
+        module, length = self.module, self.module.optimisation.batches_per_epoch
         epoch = round(module.batches / length, 6) if module.batches % length else module.batches // length
         step, seconds = module.step, self.seconds + time.monotonic() - self._since
-        score = self._score(module, epoch)
+        score = self._score(epoch)
         wanted = {"mean": loss.detach()}
         wanted |= {name: outputs[name].detach() for name in ("first", "second", "terms", "rotation") if name in outputs}
         copies = {name: _AsyncCopy(value) for name, value in wanted.items()}

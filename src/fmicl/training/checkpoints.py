@@ -1,4 +1,4 @@
-"""Checkpoints of a training run, and the batches that remain after one."""
+"""Checkpoints of a training run, and resumption from them."""
 
 # Lightning calls hooks with more arguments than most of them need.
 # ruff: noqa: ARG002
@@ -82,6 +82,7 @@ class Checkpointer(Callback):
     signal, all of them stop there after one more checkpoint.
 
     Args:
+        module: what is trained.
         run: the folder, or None on all processes but the first.
         metrics: its rows are part of the state.
         finite: checked before a checkpoint is written.
@@ -93,6 +94,7 @@ class Checkpointer(Callback):
 
     def __init__(
         self,
+        module: TrainingModule,
         run: Run | None,
         metrics: MetricsLogger,
         finite: FiniteLossCheck,
@@ -102,7 +104,7 @@ class Checkpointer(Callback):
         minutes: float,
         steps: int,
     ) -> None:
-        self.run, self.metrics, self.finite, self.signals = run, metrics, finite, signals
+        self.module, self.run, self.metrics, self.finite, self.signals = module, run, metrics, finite, signals
         self.resume, self.minutes, self.steps = resume, minutes, steps
         self._optimizer: dict[str, Any] | None = None
         self._last = time.monotonic()
@@ -111,18 +113,17 @@ class Checkpointer(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Load the checkpoint: the first process reads it and broadcasts it to the others."""
-        assert isinstance(pl_module, TrainingModule)
         state = None
         if self.resume and self.run is not None and self.run.checkpoint.exists():
             state = load_checkpoint(self.run.checkpoint)
         state = trainer.strategy.broadcast(state)
         if state is None:
             return
-        load_weights(pl_module.method, state["method"], "the checkpoint", "this run's method")
-        pl_module.batches = int(state["batches"])
+        load_weights(self.module.method, state["method"], "the checkpoint", "this run's method")
+        self.module.batches = int(state["batches"])
         self.metrics.restore(state["metrics"])
         self._optimizer = state["optimizer"]
-        self._last_step = pl_module.step
+        self._last_step = self.module.step
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimiser exists only now."""
@@ -134,44 +135,36 @@ class Checkpointer(Callback):
         """Replace Lightning's handler of SIGTERM, which would communicate with other processes at any moment."""
         self.signals.install()
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         """Write a checkpoint if one is due, and stop if a signal came."""
-        assert isinstance(pl_module, TrainingModule)
-        optimisation = pl_module.optimisation
-        done = pl_module.batches == optimisation.total_batches
-        if pl_module.batches % optimisation.accumulate and not done:
+        module, optimisation = self.module, self.module.optimisation
+        done = module.batches == optimisation.total_batches
+        if module.batches % optimisation.accumulate and not done:
             return
         self.stopped = trainer.strategy.reduce_boolean_decision(self.signals.received is not None, all=False)
         age = time.monotonic() - self._last
-        due = self.steps > 0 and pl_module.step - self._last_step >= self.steps
-        due |= pl_module.batches % optimisation.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
+        due = self.steps > 0 and module.step - self._last_step >= self.steps
+        due |= module.batches % optimisation.batches_per_epoch == 0 and age > SHORTEST_INTERVAL
         if self.run is not None and (done or due or self.stopped or age > 60 * self.minutes):
-            self.write(trainer, pl_module)
+            self.write(trainer)
         if self.stopped:
             trainer.strategy.barrier()  # launchers kill all processes when one exits: the file must be complete before
             trainer.should_stop = True
 
-    def write(self, trainer: Trainer, module: TrainingModule) -> None:
+    def write(self, trainer: Trainer) -> None:
         """Write a checkpoint now.
 
         Raises:
             NonFiniteError: a weight is not finite; the checkpoint before is kept.
         """
         assert self.run is not None
-        self.finite.check(module)
+        self.finite.check()
         state = {
             "format": 1,
-            "batches": module.batches,
-            "method": module.method.state_dict(),
+            "batches": self.module.batches,
+            "method": self.module.method.state_dict(),
             "optimizer": trainer.optimizers[0].state_dict(),
             "metrics": self.metrics.state(),
         }
         save_checkpoint(self.run.checkpoint, state)
-        self._last, self._last_step = time.monotonic(), module.step
+        self._last, self._last_step = time.monotonic(), self.module.step

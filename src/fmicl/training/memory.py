@@ -87,10 +87,7 @@ def check_memory(
     free = free_memory()
     if free is None:
         return
-    need = measure_need(
-        method, views, optimizer=optimizer, bf16=bf16,
-        multiplicity=batch.views, local_crops=batch.local_crops, local_size=batch.local_size,
-    )  # fmt: skip
+    need = measure_need(batch, method, views, optimizer=optimizer, bf16=bf16)
     local = processes.devices
     whole = local * need.of(batch.batch_size // processes.world_size)
     if whole <= free:
@@ -129,37 +126,33 @@ def _gib(size: float) -> str:
 
 
 def measure_need(
+    batch: BatchDescription,
     method: Method,
     views: Callable[[int], Tensor],
     *,
     optimizer: str = "sgd",
     bf16: bool = False,
-    multiplicity: int = 2,
-    local_crops: int = 0,
-    local_size: int = 0,
 ) -> MemoryNeed:
     """Memory of a step beyond the network: saved tensors, gradients, and the optimiser's state.
 
     Two small batches tell what grows with the batch and what, like weights, doesn't.
 
     Args:
-        method: in training mode; it is left unchanged, and so are torch's random numbers.
-        views: makes this many views as the encoder takes them, of any content.
+        batch: the views and local crops of a sample.
+        method: in training mode; the others are as in :func:`check_memory`.
+        views: makes views.
         optimizer: its name.
         bf16: whether training is in bfloat16.
-        multiplicity: views per sample.
-        local_crops: local crops per sample.
-        local_size: their side in pixels.
     """
 
-    def batch(n: int) -> list[Tensor]:
-        found = [views(n), views((multiplicity - 1) * n)]
-        if local_crops:
-            found.append(torch.rand(local_crops * n, found[0].shape[1], local_size, local_size))
+    def small_batch(n: int) -> list[Tensor]:
+        found = [views(n), views((batch.views - 1) * n)]
+        if batch.local_crops:
+            found.append(torch.rand(batch.local_crops * n, found[0].shape[1], batch.local_size, batch.local_size))
         return found
 
     with _unchanged(method), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        two, three = (_saved_bytes(method, batch(n)) for n in (2, 3))
+        two, three = (_saved_bytes(method, small_batch(n)) for n in (2, 3))
     weights = sum(parameter.nbytes for parameter in method.parameters() if parameter.requires_grad)
     copies = 3 if optimizer == "adamw" else 2  # the gradient, and one moment or two
     return MemoryNeed(constant=copies * weights, sample=GRADIENTS * (three - two))

@@ -57,32 +57,22 @@ class Optimisation:
 
     def rate(self, step: int) -> float:
         """Learning rate of a step, the first being 0."""
-        factor = warmup_cosine if self.schedule == "cosine" else warmup_linear
-        return self.learning_rate * factor(step, self.warmup_steps, self.total_steps)
+        return self.learning_rate * rate_factor(self.schedule, step, self.warmup_steps, self.total_steps)
 
 
-def warmup_cosine(step: int, warmup: int, total: int) -> float:
-    """Factor of the learning rate: linear from 1/warmup to 1, then (1 + cos(pi t)) / 2 with t from 0 to 1.
+def rate_factor(schedule: Literal["cosine", "linear"], step: int, warmup: int, total: int) -> float:
+    """Factor of the learning rate: linear from 1/warmup to 1, then (1 + cos(pi t)) / 2 or 1 - t with t from 0 to 1.
 
     Example:
-        >>> [round(warmup_cosine(step, 2, 6), 3) for step in range(6)]
+        >>> [round(rate_factor("cosine", step, 2, 6), 3) for step in range(6)]
         [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
-    """
-    if step < warmup:
-        return (step + 1) / warmup
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, total - warmup))))
-
-
-def warmup_linear(step: int, warmup: int, total: int) -> float:
-    """Factor of the learning rate: linear from 1/warmup to 1, then 1 - t with t from 0 to 1.
-
-    Example:
-        >>> [round(warmup_linear(step, 2, 6), 3) for step in range(6)]
+        >>> [round(rate_factor("linear", step, 2, 6), 3) for step in range(6)]
         [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
     """
     if step < warmup:
         return (step + 1) / warmup
-    return 1 - min(1.0, (step - warmup) / max(1, total - warmup))
+    t = min(1.0, (step - warmup) / max(1, total - warmup))
+    return 0.5 * (1 + math.cos(math.pi * t)) if schedule == "cosine" else 1 - t
 
 
 def parameter_groups(module: nn.Module, weight_decay: float, scalar_factor: float = 1.0) -> list[dict[str, Any]]:

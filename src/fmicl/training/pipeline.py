@@ -32,12 +32,11 @@ from fmicl.training.callbacks import FiniteLossCheck, MetricsLogger
 from fmicl.training.checkpoints import Checkpointer, RemainingBatches
 from fmicl.training.memory import check_memory, explain_out_of_memory
 from fmicl.training.module import TrainingModule
-from fmicl.training.monitor import Monitor
 from fmicl.training.optimisation import Optimisation
 from fmicl.training.processes import check_batch, find_processes
 from fmicl.training.progress import ProgressDisplay
 from fmicl.training.signals import StopSignals, how_to_continue
-from fmicl.training.tasks import Context, Task, task_class
+from fmicl.training.tasks import Context, Monitor, Task, task_class
 from fmicl.utils.device import pick_device
 from fmicl.utils.errors import DiskFullError, Stopped
 from fmicl.utils.files import check_writable, explain_full_disk, is_disk_full
@@ -253,18 +252,20 @@ def fit(
     """
     device, processes = task.context.device, task.context.processes
     signals = StopSignals(announce=run is not None)
-    finite = FiniteLossCheck(module.describe(), None if run is None else run.checkpoint)
+    finite = FiniteLossCheck(module, None if run is None else run.checkpoint)
     advice = settings.objective_options.collapse_advice(settings.objective_context(task.embedding_dim()))
     metrics = MetricsLogger(
-        run, every=task.row_batches, monitor=monitor, collapse_advice=advice, say=say, finite=finite
+        module, run, every=task.row_batches, monitor=monitor, collapse_advice=advice, say=say, finite=finite
     )
     checkpointer = Checkpointer(
-        run, metrics, finite, signals,
+        module, run, metrics, finite, signals,
         resume=resume, minutes=settings.checkpoint_minutes, steps=settings.checkpoint_steps,
     )  # fmt: skip
     callbacks: list[Any] = [finite, metrics, checkpointer]
     if run is not None:
-        callbacks.append(ProgressDisplay(settings.batch_size, say=say, live=sys.stdout.isatty(), unit=task.unit))
+        callbacks.append(
+            ProgressDisplay(module, settings.batch_size, say=say, live=sys.stdout.isatty(), unit=task.unit)
+        )
     if device.type == "cuda":
         if task.channels_last:
             module.channels_last = True

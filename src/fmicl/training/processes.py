@@ -1,4 +1,4 @@
-"""The processes that train a run together: their number, this one's rank, and who launched them."""
+"""Distributed training processes: world size, rank, and launcher (torchrun, SLURM, Lightning)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress bar of a training run."""
+"""Progress bar of training."""
 
 # Lightning calls hooks with more arguments than most of them need.
 # ruff: noqa: ARG002
@@ -18,6 +18,7 @@ class ProgressDisplay(Callback):
     """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
 
     Args:
+        module: what is trained.
         batch_size: samples of a batch.
         say: where lines go without a terminal.
         live: draw a bar.
@@ -25,14 +26,9 @@ class ProgressDisplay(Callback):
     """
 
     def __init__(
-        self,
-        batch_size: int,
-        *,
-        say: Callable[[str], None],
-        live: bool,
-        unit: str = "images",
+        self, module: TrainingModule, batch_size: int, *, say: Callable[[str], None], live: bool, unit: str = "images"
     ) -> None:
-        self.batch_size, self.say, self.live, self.unit = batch_size, say, live, unit
+        self.module, self.batch_size, self.say, self.live, self.unit = module, batch_size, say, live, unit
         self._bar: Any = None
         self._task: Any = None
         self._shown, self._done = 0.0, 0  # when, and where the run stood
@@ -40,8 +36,7 @@ class ProgressDisplay(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, and the bar where there is a terminal."""
-        assert isinstance(pl_module, TrainingModule)
-        self._shown, self._done = time.monotonic(), pl_module.batches
+        self._shown, self._done = time.monotonic(), self.module.batches
         if self.live:
             from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -49,27 +44,19 @@ class ProgressDisplay(Callback):
             text += f"{self.unit}/s  time left"
             self._bar = Progress(BarColumn(), TextColumn(text), TimeRemainingColumn(), refresh_per_second=4)
             self._bar.start()
-            total = pl_module.optimisation.total_batches
+            total = self.module.optimisation.total_batches
             self._task = self._bar.add_task("", total=total, completed=self._done, epoch="", loss="", rate="")
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
-        assert isinstance(pl_module, TrainingModule)
-        now, done = time.monotonic(), pl_module.batches
-        total, length = pl_module.optimisation.total_batches, pl_module.optimisation.batches_per_epoch
+        now, done, optimisation = time.monotonic(), self.module.batches, self.module.optimisation
+        total, length = optimisation.total_batches, optimisation.batches_per_epoch
         if now - self._shown < (0.25 if self.live else 10.0) and done < total:
             return
         recent = (done - self._done) / max(now - self._shown, 1e-9)
         rate = self._rate = recent if self._rate is None else 0.7 * self._rate + 0.3 * recent
         self._shown, self._done = now, done
-        loss = float(outputs["loss"]) * pl_module.optimisation.accumulate
+        loss = float(outputs["loss"]) * optimisation.accumulate
         epoch = f"{-(-done // length)}/{total // length}"
         samples = f"{rate * self.batch_size:.0f}"
         if self._bar is not None:
@@ -79,14 +66,11 @@ class ProgressDisplay(Callback):
             self.say(f"epoch {epoch}  loss {loss:.4f}  {samples} {self.unit}/s  time left {format_duration(left)}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the terminal as it was, cursor and all; after an exception Lightning calls no `teardown`."""
-        self._stop()
+        """After an exception Lightning calls no `teardown`."""
+        self.teardown(trainer, pl_module, "fit")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the terminal as it was."""
-        self._stop()
-
-    def _stop(self) -> None:
+        """Leave the terminal as it was, cursor and all."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

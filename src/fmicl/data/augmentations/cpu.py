@@ -1,4 +1,4 @@
-"""Views on a CPU: small groups of samples with the same operations in the same order, which stay in its cache.
+"""Augmentations on a CPU: small groups of samples with the same operations in the same order, which stay in its cache.
 
 It computes the same as `fmicl.data.augmentations.operations`, which treats a whole batch alike, for a GPU. There
 every sample goes through each operation, if only with a neutral factor, and each pass goes through the whole batch.
@@ -26,11 +26,11 @@ _GROUP_PIXELS = 2**15
 _BRIGHTNESS, _CONTRAST, _SATURATION, _HUE = range(4)  # columns of the factors
 
 
-def runs_here(images: Tensor) -> bool:
+def is_eager_cpu(images: Tensor) -> bool:
     """Whether these images are on a CPU, and no graph is traced.
 
     Example:
-        >>> runs_here(torch.zeros(1, 3, 8, 8))
+        >>> is_eager_cpu(torch.zeros(1, 3, 8, 8))
         True
     """
     return images.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -108,7 +108,7 @@ def _groups(
         {k for k in range(4) if strengths[k] > 0 and (channels > 1 or k < _SATURATION)} if views.jitter > 0 else set()
     )
     neutral = (parameters.factors == parameters.factors.new_tensor([1.0, 1.0, 1.0, 0.0])).all(dim=1)
-    thirds, sixths = _turns(parameters.factors[:, _HUE])
+    thirds, sixths = _split_hue_shift(parameters.factors[:, _HUE])
     rows = zip(parameters.order.tolist(), neutral.tolist(), thirds.tolist(), (sixths < 0).tolist(), strict=True)
     found: dict[tuple[tuple[int, ...], int, bool], list[int]] = {}
     for sample, (order, same, third, backwards) in enumerate(rows):
@@ -138,14 +138,14 @@ def _jitter(pixels: Tensor, operation: int, factors: Tensor) -> Tensor:
     return pixels
 
 
-def _turns(shift: Tensor) -> tuple[Tensor, Tensor]:
+def _split_hue_shift(shift: Tensor) -> tuple[Tensor, Tensor]:
     """Hue shifts as whole thirds of the colour circle (0, 1, 2) and a rest in [-1, 1], in sixths of it."""
     thirds = (3 * shift).round()
     return thirds.remainder(3).int(), 6 * shift - 2 * thirds
 
 
 def _shift_hue(pixels: Tensor, shift: Tensor) -> Tensor:
-    r"""Rotate the hue of (3, n, H, W) pixels by n fractions of the colour circle, with `_turns` of one kind.
+    r"""Rotate the hue of (3, n, H, W) pixels by n fractions of the colour circle, with `_split_hue_shift` of one kind.
 
     Thirds of the circle permute the channels. Let t be the rest, in sixths and positive, M the largest channel, m the
     smallest and :math:`d = M - m`. Then the new red is :math:`r - g + (M - t d)` where :math:`g \ge b`, elsewhere
@@ -153,7 +153,7 @@ def _shift_hue(pixels: Tensor, shift: Tensor) -> Tensor:
     `fmicl.data.augmentations.operations.shift_hue`. Green and blue follow by permuting the channels; with a negative
     rest the roles of the two neighbours are exchanged.
     """
-    thirds, rest = _turns(shift)
+    thirds, rest = _split_hue_shift(shift)
     step = -1 if bool((rest < 0).any()) else 1
     source = [pixels[(k - int(thirds[0])) % 3] for k in range(3)]
     result = torch.empty_like(pixels)

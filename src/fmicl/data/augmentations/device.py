@@ -61,7 +61,7 @@ def _luma(red, green, blue):
 
 
 @triton.jit
-def _turned(value, chroma, hue, n):
+def _rotate_hue(value, chroma, hue, n):
     k = hue + n
     k = k - 6 * tl.floor(k / 6)
     return value - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4 - k), 0.0), 1.0)
@@ -123,6 +123,7 @@ def views(
     c = u + 2 * ATTEMPTS + 3
     if JITTER:
         changed = tl.load(c) < jitter_p
+        # Factors of brightness, contrast and saturation, and the hue shift.
         by = tl.where(changed, _between(tl.load(c + 1), tl.maximum(0.0, 1 - brightness), 1 + brightness), 1.0)
         flat = tl.where(changed, _between(tl.load(c + 2), tl.maximum(0.0, 1 - contrast), 1 + contrast), 1.0)
         pale = tl.where(changed, _between(tl.load(c + 3), tl.maximum(0.0, 1 - saturation), 1 + saturation), 1.0)
@@ -144,9 +145,9 @@ def views(
                         tl.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
                     )
                     hue += 6 * turn
-                    red = _turned(value, chroma, hue, 5)
-                    green = _turned(value, chroma, hue, 3)
-                    blue = _turned(value, chroma, hue, 1)
+                    red = _rotate_hue(value, chroma, hue, 5)
+                    green = _rotate_hue(value, chroma, hue, 3)
+                    blue = _rotate_hue(value, chroma, hue, 1)
             else:
                 ratio = tl.where(place_0 == k, by, tl.where(place_1 == k, flat, tl.where(place_2 == k, pale, 1.0)))
                 to_mean = tl.where(place_1 == k, 1 - flat, 0.0)

@@ -1,4 +1,4 @@
-"""Random parameters of image views, and the views that they give."""
+"""Random parameters of image augmentations, and the views that they give."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fmicl.data.augmentations.cpu import colour_in_groups, crop_resize_each, runs_here
+from fmicl.data.augmentations.cpu import colour_in_groups, crop_resize_each, is_eager_cpu
 from fmicl.data.augmentations.operations import (
     CropBoxes,
     colour_jitter,
@@ -180,17 +180,16 @@ class ViewMaker:
 
         The result is float32; on a CPU, that of uint8 images is rounded to uint8, as torchvision's is.
         """
-        if images.dtype == torch.uint8 and runs_here(images):
+        if images.dtype == torch.uint8 and is_eager_cpu(images):
             return crop_resize_each(images, parameters.boxes, parameters.flip, self.views.size)
         with torch.autocast(images.device.type, enabled=False):  # bfloat16 would be a grey level off
             return crop_resize(images, parameters.boxes, parameters.flip, self.views.size)
 
     def colour(self, images: Tensor, parameters: ViewParameters) -> Tensor:
         """Everything after the crop: (N, C, size, size) in [0, 255] to normalised float32."""
-        if runs_here(images):
-            with torch.autocast("cpu", enabled=False):
-                return colour_in_groups(images, parameters, self.views)
         with torch.autocast(images.device.type, enabled=False):
+            if is_eager_cpu(images):
+                return colour_in_groups(images, parameters, self.views)
             return _colour_at_once(images.float(), parameters, self.views)
 
     def apply(self, images: Tensor, parameters: ViewParameters) -> Tensor:

@@ -85,11 +85,6 @@ class Views:
             raise ValueError(f"std must be positive, but it is {self.std}")
 
     @property
-    def channels(self) -> int:
-        """Number of channels of a view."""
-        return len(self.mean)
-
-    @property
     def kernel_size(self) -> int:
         """Width of the blur's kernel: odd, about a tenth of the side, at least 3 (SimCLR: 23 for 224)."""
         return max(3, int(0.1 * self.size) | 1)

@@ -1,4 +1,4 @@
-"""Decoded images of a folder: a file in the cache, mapped into memory.
+"""On-disk cache of decoded images: a file for each folder, mapped into memory.
 
 CACHE/images/<key>/ pixels.bin       uint8, (N, 3, height, width)
                     manifest.json    what it was made of, its shape, and the images that could not be read
@@ -129,7 +129,7 @@ class ImageCache(MemoryStore):
             shutil.rmtree(self.entry, ignore_errors=True)
             self._temporary.rename(self.entry)
         except OSError as error:
-            not_cached(error)
+            warn_not_cached(error)
         else:
             self._temporary = None
 
@@ -163,7 +163,7 @@ def open_cache(
         try:
             entry = stack.enter_context(locked_entry(place, key.hexdigest()))
         except OSError as error:
-            not_cached(error)
+            warn_not_cached(error)
             yield None
             return
         cache = ImageCache(entry, {"format": FORMAT, "folder": printable(str(root)), "listing": digest}, limit)
@@ -171,7 +171,7 @@ def open_cache(
         yield cache
 
 
-def not_cached(error: OSError) -> None:
+def warn_not_cached(error: OSError) -> None:
     """Warn that the cache can't be written, without which images are decoded in every run."""
     _logger.warning("images are not cached: %s (--cache-dir names another folder)", error)
 

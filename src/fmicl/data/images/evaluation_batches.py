@@ -17,7 +17,7 @@ from fmicl.data.images.decoding import (
     to_tensor,
     why_undecodable,
 )
-from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped
+from fmicl.data.images.samples import FileSamples, Samples, Skipped
 
 
 def evaluation_batches(
@@ -54,14 +54,14 @@ def evaluation_batches(
         OSError: a file can't be decoded, and ``skipped`` is None.
 
     Example:
+        >>> from fmicl.data import ArraySamples
         >>> samples = ArraySamples(torch.zeros(5, 1, 8, 8, dtype=torch.uint8))
         >>> batches = evaluation_batches(samples, size=8, mean=(0.5,), std=(0.5,), batch_size=4, device="cpu")
         >>> [len(images) for images, _ in batches]
         [4, 1]
     """
-    for part, images, decoded in _centre_crops(
-        samples, range(len(samples)), size, batch_size, torch.device(device), workers
-    ):
+    crops = _centre_crops(samples, range(len(samples)), size, batch_size, torch.device(device), workers)
+    for part, images, decoded in crops:
         labels = None if samples.labels is None else samples.labels[part[0] : part[-1] + 1].to(device)
         if not bool(decoded.all()):
             assert isinstance(samples, FileSamples)
@@ -82,14 +82,14 @@ def display_images(samples: Samples, index: Sequence[int] | Tensor, size: int) -
     A file that can't be decoded is black.
 
     Example:
+        >>> from fmicl.data import ArraySamples
         >>> samples = ArraySamples(torch.arange(3, dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 1, 8, 8))
         >>> display_images(samples, [2, 0], 12)[:, 0, 0, 0]
         tensor([2, 0], dtype=torch.uint8)
     """
     chosen = torch.as_tensor(index).tolist()
-    device = samples.images.device if isinstance(samples, ArraySamples) else torch.device("cpu")
-    parts = [images for _, images, _ in _centre_crops(samples, chosen, size, 256, device, 0)]
-    return torch.cat(parts).float().round().clamp(0, 255).to("cpu", torch.uint8)
+    parts = [images for _, images, _ in _centre_crops(samples, chosen, size, 256, torch.device("cpu"), 0)]
+    return torch.cat(parts).float().round().clamp(0, 255).to(torch.uint8)
 
 
 def _centre_crops(
@@ -105,13 +105,7 @@ def _centre_crops(
         return
     for start in starts:
         part = index[start : start + batch_size]
-        if isinstance(samples, MappedSamples):
-            images = samples.read(part).to(device)
-        elif isinstance(part, range):
-            images = samples.images[part.start : part.stop].to(device)
-        else:
-            images = samples.images[torch.tensor(part, device=samples.images.device)].to(device)
-        yield part, _centre(images, size), torch.ones(len(part), dtype=torch.bool)
+        yield part, _centre(samples.read(part).to(device), size), torch.ones(len(part), dtype=torch.bool)
 
 
 def _centre(images: Tensor, size: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fmicl.data.images.samples import FileSamples, MappedSamples, Samples
+from fmicl.data.images.samples import FileSamples, Samples
 from fmicl.data.images.splits import Splits
 
 _HASHED_BYTES = 256 * 2**20  # of larger arrays, evenly spaced images are hashed
@@ -51,7 +51,7 @@ def _digest(samples: Samples, root: Path | None, names: tuple[str, ...]) -> dict
             digest.update(samples.labels.cpu().numpy().tobytes())
         spaced = range(0, len(samples), max(1, -(-math.prod(shape) // _HASHED_BYTES)))
         for i in spaced:
-            image = samples.read([i])[0] if isinstance(samples, MappedSamples) else samples.images[i]
+            image = samples.read([i])[0]
             digest.update(np.ascontiguousarray(image.cpu().numpy()).data)
     return {"samples": len(samples), "digest": digest.hexdigest()}
 
@@ -67,9 +67,9 @@ def describe_change(before: dict[str, Any] | None, splits: Splits) -> str:
     if before is None:
         return ""
     now, none = fingerprint(splits), {"samples": 0, "digest": ""}
-    pairs = {"training": (before, now), "evaluation": (before.get("evaluated"), now.get("evaluated", none))}
+    pairs = {"training": (before, now), "evaluation": (before.get("evaluated", none), now.get("evaluated", none))}
     for name, (old, new) in pairs.items():
-        if old is None or old["digest"] == new["digest"]:  # earlier versions stored no digest of the evaluation set
+        if old["digest"] == new["digest"]:
             continue
         if old["samples"] != new["samples"]:
             return f"the {name} set had {old['samples']} images, and has {new['samples']} now"

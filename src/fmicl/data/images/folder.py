@@ -1,4 +1,4 @@
-"""Any folder of image files as a dataset, with or without class subfolders."""
+"""Dataset of any folder of image files, with or without class subfolders."""
 
 from __future__ import annotations
 

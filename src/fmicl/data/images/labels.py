@@ -1,4 +1,4 @@
-"""Labels to train with: the classes of a dataset, with a share of them wrong if asked for."""
+"""Training labels: the classes of a dataset, with label noise if asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a listing of image files to splits: checks, resizing into memory, labels.
+"""Splits from a listing of image files: checks, resizing into memory, labels.
 
 Every image is checked before training starts: decoded, or, in folders of more than 10,000 that fit neither into memory
 nor into the cache, only its header and its end (damage in between is then found in training, see
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import ImageOps
 from torch import Tensor
 
-from fmicl.data.images.cache import ImageCache, MemoryStore, not_cached, open_cache
+from fmicl.data.images.cache import ImageCache, MemoryStore, open_cache, warn_not_cached
 from fmicl.data.images.decoding import check_images, map_in_processes, resize_centre, stored_side, try_decode
 from fmicl.data.images.registry import Exclude, LoadRequest
 from fmicl.data.images.samples import ArraySamples, FileSamples, MappedSamples, Samples, Skipped, summarise_skipped
@@ -148,7 +148,7 @@ def _load(
         try:
             pixels = store.allocate((len(shapes), 3, height, width))
         except OSError as error:
-            not_cached(error)
+            warn_not_cached(error)
             return _load(shapes, request, None)
         images, failed = _decode_all(list(shapes), pixels, store, request.size)
     elif len(shapes) <= DECODED_LIMIT:
@@ -230,11 +230,11 @@ def _split(
     if missing:
         unread = f". These can't be read: {summarise_skipped(skipped)}" if skipped else ""
         raise ValueError(f"{root} has too few readable images in its class folders to evaluate on: {missing}{unread}")
-    training = _labelled(samples.select(train), labels[train])
+    training = dataclasses.replace(samples.select(train), labels=labels[train])
     return Splits(
         pretrain=training if len(rest) == len(train) else samples.select(rest),
         train=training,
-        test=_labelled(samples.select(held), labels[held]),
+        test=dataclasses.replace(samples.select(held), labels=labels[held]),
         classes=listing.classes,
         skipped=skipped,
         split=listing.split,
@@ -243,7 +243,3 @@ def _split(
         left_out=left_out,
         test_names=tuple(names[i] for i in held.tolist()),
     )
-
-
-def _labelled(samples: Samples, labels: Tensor) -> Samples:
-    return dataclasses.replace(samples, labels=labels)

@@ -1,4 +1,4 @@
-"""Checked reading of the official files of a dataset: size, record length, MD5."""
+"""Integrity checks of the official files of a dataset: size, record length, MD5."""
 
 from __future__ import annotations
 

@@ -57,6 +57,10 @@ class ArraySamples:
             part = slice(int(index[0]), int(index[0]) + len(index))
         return ArraySamples(self.images[part], None if self.labels is None else self.labels[part])
 
+    def read(self, index: Sequence[int] | Tensor) -> Tensor:
+        """(n, C, H, W) uint8 images of some samples, in the given order."""
+        return self.select(index).images
+
 
 @dataclass(frozen=True, eq=False)
 class FileSamples:
@@ -84,14 +88,10 @@ class FileSamples:
     def __len__(self) -> int:
         return len(self.paths)
 
-    def to(self, device: torch.device | str) -> FileSamples:
-        """The samples with their labels on another device; the images stay on disk."""
-        return FileSamples(self.paths, None if self.labels is None else self.labels.to(device))
-
     def select(self, index: Sequence[int] | Tensor) -> FileSamples:
         """Some of the samples, in the given order."""
         index = torch.as_tensor(index)
-        labels = None if self.labels is None else self.labels[index.to(self.labels.device)]
+        labels = None if self.labels is None else self.labels[index]
         return FileSamples(tuple(self.paths[i] for i in index.tolist()), labels)
 
 
@@ -123,15 +123,10 @@ class MappedSamples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def to(self, device: torch.device | str) -> MappedSamples:
-        """The samples with their labels on another device; the images stay on disk."""
-        return MappedSamples(self.images, self.rows, None if self.labels is None else self.labels.to(device))
-
     def select(self, index: Sequence[int] | Tensor) -> MappedSamples:
         """Some of the samples, in the given order."""
-        index = torch.as_tensor(index, dtype=torch.int64)
-        labels = None if self.labels is None else self.labels[index.to(self.labels.device)]
-        return MappedSamples(self.images, self.rows[index.cpu()], labels)
+        index = torch.as_tensor(index, device="cpu", dtype=torch.int64)
+        return MappedSamples(self.images, self.rows[index], None if self.labels is None else self.labels[index])
 
     def read(self, index: Sequence[int] | Tensor) -> Tensor:
         """(n, C, H, W) uint8 images of some samples, in the given order, on the CPU."""

@@ -88,7 +88,7 @@ class ViewStream(Stream):
             )
         if multiplicity > 2 and views[0] != views[1]:
             raise ValueError(f"multiplicity {multiplicity} needs the same options for all views, but these differ")
-        self.samples = samples.to(self.device)
+        self.samples = samples.to(self.device) if isinstance(samples, ArraySamples) else samples
         if labels is not None and labels.shape != (len(samples),):
             raise ValueError(f"{len(samples)} samples have as many labels, but there are {tuple(labels.shape)}")
         self.labels = None if labels is None else labels.to(self.device)

@@ -138,7 +138,7 @@ def _open(entry: Path, key: str, fingerprint: dict[str, Any]) -> Sentences | Non
     """The sentences of an entry; None if it is missing or incomplete."""
     try:
         manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
-        sentences, tokens, blank = (int(manifest[name]) for name in ("sentences", "tokens", "blank"))
+        sentences, tokens, blank, long = (int(manifest[name]) for name in ("sentences", "tokens", "blank", "long"))
         sizes = [(entry / name).stat().st_size for name in ("ids.bin", "offsets.bin")]
         if manifest["key"] != key or sizes != [4 * tokens, 8 * (sentences + 1)]:
             return None
@@ -148,7 +148,6 @@ def _open(entry: Path, key: str, fingerprint: dict[str, Any]) -> Sentences | Non
         return None
     if int(offsets[0]) != 0 or int(offsets[-1]) != tokens:
         return None
-    long = int(manifest.get("long", 0))  # which entries of older versions lack
     return Sentences(ids, offsets, blank, {"samples": sentences, **fingerprint}, long)
 
 
@@ -181,8 +180,9 @@ def _build(path: Path, tokenise: Tokenise, entry: Path, key: str, digest: str) -
             raise ValueError(f"{path} changed while it was read: start again once it is complete")
         if not sentences:
             raise ValueError(f"{path} has no sentence: all of its {reader.lines} lines are blank")
-        manifest = {"format": FORMAT, "key": key, "sentences": sentences, "tokens": tokens, "blank": blank}
-        manifest |= {"long": reader.long}
+        manifest = {
+            "format": FORMAT, "key": key, "sentences": sentences, "tokens": tokens, "blank": blank, "long": reader.long
+        }  # fmt: skip
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
         temporary.rename(entry)
     finally:

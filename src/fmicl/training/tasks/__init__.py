@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fmicl.config import TASKS
-from fmicl.training.tasks.base import Context, Task
+from fmicl.training.tasks.base import Context, Monitor, Task
 from fmicl.utils.registry import unknown_name
 
-__all__ = ["Context", "Task", "task_class"]
+__all__ = ["Context", "Monitor", "Task", "task_class"]
 
 
 def task_class(name: str) -> type[Task]:

@@ -51,12 +51,10 @@ def check_run(
         ValueError: it is a run on text, or has too few images.
     """
     run = open_run(run.path if isinstance(run, Run) else run)
-    if run.modules.is_file():
-        raise ValueError(f"{run.path} is a run on text, whose two views differ by dropout alone: take a run on images")
+    settings = read_settings(run, "images").replace(download=False)
     if pairs < 100 or flow_steps < 1:
         raise ValueError(f"needs at least 100 pairs and 1 step, got {pairs} and {flow_steps}")
     check_writable(run.path, READ_ONLY_HINT)
-    settings = read_settings(run, "images").replace(download=False)
     if data_dir is not None:
         settings = settings.replace(data_dir=data_dir)
     place = pick_device(device)
@@ -75,7 +73,6 @@ def check_run(
         "distinct": distinct, "command": command_line(), "versions": versions(["torch"]), "commit": commit(),
         "device": str(place), "seed": settings.seed,
     }  # fmt: skip
-    figure = run.figures / "assumption.png"
     back_up_json(run.assumption, record)
     write_json(run.assumption, record)
-    return check, assumption_figure(check, figure)
+    return check, assumption_figure(check, run.figures / "assumption.png")

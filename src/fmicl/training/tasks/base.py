@@ -1,4 +1,4 @@
-"""Tasks: what training on images and on text do differently."""
+"""Tasks and monitors: what training on images and on text do differently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fmicl.config import Settings
 from fmicl.methods import Method
 from fmicl.runs.folder import Run
 from fmicl.training.memory import BatchDescription
-from fmicl.training.monitor import Monitor
 from fmicl.training.processes import Processes
 
 if TYPE_CHECKING:
@@ -33,6 +32,36 @@ class Context:
     say: Callable[[str], None]
     compiled: bool = False
     fresh: bool = True
+
+
+class Monitor:
+    """A score of the encoder that is measured during training; this one measures nothing, and its column stays empty.
+
+    Args:
+        column: the score's column in metrics.csv.
+    """
+
+    def __init__(self, column: str = "knn") -> None:
+        self.column = column
+
+    def due(self, epoch: float) -> bool:  # noqa: ARG002 (this class needs none of the arguments)
+        """Whether to measure it after this many epochs, at the end of a row."""
+        return False
+
+    def measure(self, method: Method, step: int) -> float | None:  # noqa: ARG002
+        """The score; None if it is undefined."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take a state back."""
+
+    def load_best(self, method: Method) -> dict[str, Any] | None:  # noqa: ARG002
+        """Load the best weights so far and describe them for results.json; None if it keeps none."""
+        return None
 
 
 class Task(ABC):

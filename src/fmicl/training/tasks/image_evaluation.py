@@ -42,7 +42,7 @@ from fmicl.methods import Method
 from fmicl.runs.export import EncoderConfig, load_encoder, load_projection
 from fmicl.runs.folder import READ_ONLY_HINT, Run, open_run
 from fmicl.runs.settings import read_fingerprint, read_settings
-from fmicl.training.monitor import Monitor
+from fmicl.training.tasks.base import Monitor
 from fmicl.training.tasks.image_parts import build_image_encoder, load_splits
 from fmicl.utils.device import pick_device
 from fmicl.utils.files import back_up_json, check_writable, read_json, write_atomically, write_json
@@ -116,7 +116,6 @@ def evaluate_run(
         elsewhere = changed or data_dir is not None
         if elsewhere and settings.data_dir is not None and dataset_info(settings.dataset).needs_folder:
             results["data_dir"] = printable(str(settings.data_dir.expanduser().absolute()))
-    arrays: dict[str, Tensor] = {}
     gallery, queries = splits.train or splits.pretrain, splits.test
     broken: list[Skipped] = []
     features, labels = _features(encoder, gallery, settings, place, broken)
@@ -150,7 +149,7 @@ def evaluate_run(
     if broken:
         left_out = summarise_skipped(broken)
         say(f"warning: {len(broken)} image(s) can't be decoded and are left out of the evaluation: {left_out}")
-    arrays |= distances | _neighbours(features, query_features, gallery, queries, settings)
+    arrays = distances | _neighbours(features, query_features, gallery, queries, settings)
     backup = back_up_json(run.results, results)
     if backup is not None:
         say(f"{run.results} is replaced; the results before, which differ, are kept in {backup.name}")
@@ -164,9 +163,7 @@ class KNNMonitor(Monitor):
 
     def __init__(self, settings: Settings, splits: Splits, device: torch.device) -> None:
         super().__init__("knn")
-        assert splits.train is not None
-        assert splits.test is not None
-        self.settings, self.train, self.test, self.device = settings, splits.train, splits.test, device
+        self.settings, self.splits, self.device = settings, splits, device
         self._bf16 = device.type == "cuda" and settings.precision != "32" and torch.cuda.is_bf16_supported()
 
     def due(self, epoch: float) -> bool:
@@ -177,10 +174,7 @@ class KNNMonitor(Monitor):
     def measure(self, method: Method, step: int) -> float:  # noqa: ARG002 (text notes the step)
         """In the precision of training; the evaluation at the end is in 32 bit."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
-            x, labels = _features(method.encoder, self.train, self.settings, self.device)
-            y, answers = _features(method.encoder, self.test, self.settings, self.device)
-        assert labels is not None
-        assert answers is not None
+            x, labels, y, answers = _labelled_features(method.encoder, self.splits, self.settings, self.device)
         return knn_accuracy(x, labels, y, answers, k=min(self.settings.k, len(x)))
 
 
@@ -205,6 +199,19 @@ def _features(
         skipped=[] if broken is None else broken,
     )
     return extract_features(encoder, batches, device)
+
+
+def _labelled_features(
+    encoder: nn.Module, splits: Splits, settings: Settings, device: torch.device, size: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features and labels of the training split, then those of the test split."""
+    assert splits.train is not None
+    assert splits.test is not None
+    x, labels = _features(encoder, splits.train, settings, device, size=size)
+    y, answers = _features(encoder, splits.test, settings, device, size=size)
+    assert labels is not None
+    assert answers is not None
+    return x, labels, y, answers
 
 
 def _batch_size(settings: Settings, device: torch.device) -> int:
@@ -295,13 +302,7 @@ def _chance(splits: Splits) -> dict[str, float]:
 def _baseline(
     encoder: nn.Module, splits: Splits, settings: Settings, device: torch.device, size: int | None = None
 ) -> dict[str, float]:
-    assert splits.train is not None
-    assert splits.test is not None
-    x, labels = _features(encoder, splits.train, settings, device, size=size)
-    y, answers = _features(encoder, splits.test, settings, device, size=size)
-    assert labels is not None
-    assert answers is not None
-    found = _accuracies(x, labels, y, answers, settings)
+    found = _accuracies(*_labelled_features(encoder, splits, settings, device, size), settings)
     return {"knn": found["knn"], "linear": found["linear"]}
 
 
@@ -324,15 +325,15 @@ def _ranks(
         samples, (settings[Views], settings[Views]), batch, seed=settings.seed, device=device,
         workers=settings.workers, multiplicity=RANK_VIEWS, report=lambda _: None,
     )  # fmt: skip
-    found: dict[str, float] = {}
     features: list[Tensor] = []
     for views in islice(stream, max(1, RANK_SAMPLES // batch)):
         rows, _ = extract_features(encoder, [(torch.cat([views.first, views.second]), None)], device)
         features.append(rows.view(RANK_VIEWS, batch, -1).transpose(0, 1))
     before = torch.cat(features)
     if len(before) < 2:  # a single held-out image
-        return found
+        return {}
     after, _ = extract_features(projection, [(before.flatten(0, 1), None)], device)
+    found: dict[str, float] = {}
     for suffix, rows in {"": after, "_features": before.flatten(0, 1)}.items():
         found["rankme" + suffix] = rankme(rows)
         found["lidar" + suffix] = lidar(rows.view(*before.shape[:2], -1))

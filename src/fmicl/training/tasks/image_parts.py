@@ -1,4 +1,4 @@
-"""Data, encoder and method that image settings describe."""
+"""Builders of data, encoder and method from image settings."""
 
 from __future__ import annotations
 

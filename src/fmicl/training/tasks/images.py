@@ -31,8 +31,7 @@ from fmicl.runs.folder import Run, exclude_runs
 from fmicl.runs.initial_weights import ENCODER_ARGUMENTS, check_weights, preprocessing_of
 from fmicl.runs.tables import print_results
 from fmicl.training.memory import BatchDescription
-from fmicl.training.monitor import Monitor
-from fmicl.training.tasks.base import Context, Task
+from fmicl.training.tasks.base import Context, Monitor, Task
 from fmicl.training.tasks.image_evaluation import KNNMonitor, evaluate_run
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method, load_splits
 

@@ -31,8 +31,7 @@ from fmicl.runs.folder import Run
 from fmicl.runs.tables import print_sts
 from fmicl.training.callbacks import COLLAPSED_UNIFORMITY
 from fmicl.training.memory import BatchDescription
-from fmicl.training.monitor import Monitor
-from fmicl.training.tasks.base import Context, Task
+from fmicl.training.tasks.base import Context, Monitor, Task
 from fmicl.training.tasks.text_evaluation import evaluate_text, stsb_scorer, write_text_results
 from fmicl.utils.extras import how_to_install
 from fmicl.utils.files import read_json, write_atomically, write_json

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from fmicl.cli.command import command
 from fmicl.utils.files import check_new_file, write_json
 
 if TYPE_CHECKING:
@@ -150,7 +151,4 @@ def _bar(name: str) -> Iterator[Callable[[float], None] | None]:
         yield lambda share: display.update(task, completed=share)
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words and estimate."""
-    tyro.cli(MI, prog="fmicl mi", args=list(words))()
-    return 0
+run = command("mi", MI)

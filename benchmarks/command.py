@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["main", "stages", "watch"]
 
 FOLDER, TRAINED = ("run folder ", "continuing in "), "trained; now"
 

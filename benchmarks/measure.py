@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["Step", "inputs", "kl_errors", "matmul_rate", "measure", "sustained_rate", "watched"]
 
 Step = Callable[[], Tensor]
 """Computes a loss and leaves its gradient in the leaves; returns the loss."""

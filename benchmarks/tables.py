@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["paper", "render", "summary", "wall"]
 
 Cell = dict[str, Any]
 

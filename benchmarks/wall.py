@@ -32,7 +32,6 @@ from torch import Tensor  # noqa: E402
 
 import fmicl  # noqa: E402
 
-__all__ = ["IMPLEMENTATIONS", "jobs", "measure_wall", "raw_inputs", "run_all"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Job = dict[str, Any]

@@ -30,7 +30,6 @@ from scipy.stats import kendalltau, spearmanr
 from fmicl.evaluation.scores import SCORES, score
 from fmicl.utils.files import read_json
 
-__all__ = ["Run", "collect", "correlations", "main", "tables"]
 
 SWEEP = "benchmarks/label-free-digits-cpu.json"
 FEWEST = 5

@@ -26,7 +26,6 @@ from record import differences
 
 from fmicl.methods import METHODS
 
-__all__ = ["COLUMNS", "ROOT", "Record", "is_main", "label", "load", "main", "page", "tables"]
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (

@@ -27,10 +27,6 @@ from transformers import BertTokenizer
 
 from fmicl.utils.files import write_atomically
 
-__all__ = [
-    "Batch", "Rows", "fingerprint", "held_out_batches", "make_batch", "make_rows", "mask_tokens", "pack", "read_lines",
-    "read_rows", "select", "sentence_layout", "slots", "tokenise", "train_vocabulary", "write_rows",
-]  # fmt: skip
 
 Rows = NDArray[np.uint16]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

@@ -12,16 +12,13 @@ the rest goes on. Steps run in a process of their own, a new one after each fail
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
-import shlex
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ import torch  # noqa: E402
 import wall  # noqa: E402
 from rows import CRITIC, ROWS, Row, operations  # noqa: E402
 
-from fmicl.utils import provenance  # noqa: E402
+from fmicl.utils.files import write_json  # noqa: E402
 
 Job = dict[str, Any]
 Cell = dict[str, Any]
@@ -252,27 +249,15 @@ class Worker:
 
 def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, Any]:
     cuda = settings["device"] == "cuda"
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if cuda:
-        versions["cuda"] = str(torch.version.cuda)
-    if commit is None:
-        commit = provenance.commit()
-    now = datetime.datetime.now(datetime.UTC)
+    found = measure.provenance(settings["device"], commit, PACKAGES)
     return {
+        **found,
+        "versions": {**found["versions"], **({"cuda": str(torch.version.cuda)} if cuda else {})},
         "device": settings["device"],
-        "name": torch.cuda.get_device_name() if cuda else measure.processor(),
+        "name": found["device"],
         "threads": torch.get_num_threads(),
         "dtype": "bfloat16" if cuda else "float32",
-        "versions": versions,
-        "date": now.strftime("%Y-%m-%d"),
-        "recorded": now.isoformat(timespec="seconds"),  # of two records of a cell, the later one counts
-        "commit": commit,
-        "command": shlex.join(["python", "benchmarks/loss.py", *sys.argv[1:]]),
+        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),  # of two records of a cell, the later one counts
         "quick": settings["quick"],
     }
 
@@ -352,7 +337,7 @@ def main() -> None:
         what = f"{words} {job.get('n', '')}x{job.get('d', '')}" if job["kind"] != "rate" else "matrix rate"
         print(f"[{time.monotonic() - started:5.0f} s] {what}: {cell['status']} {shown}", file=sys.stderr, flush=True)
         if options.json is not None:
-            write(options.json, data)
+            write_json(options.json, data)
     worker.stop()
     print(tables.render(json.loads(json.dumps(data))))
 
@@ -373,16 +358,8 @@ def measure_wall_clock(options: argparse.Namespace, device: str) -> None:
     cells = wall.run_all(todo, settings, processes)
     data = {"machine": describe_machine(settings, options.commit), "cells": cells}
     if options.json is not None:
-        write(options.json, data)
+        write_json(options.json, data)
     print(tables.wall(data))
-
-
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -26,14 +26,9 @@ all work that was queued before it.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
-import json
-import platform
-import shlex
 import sys
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,8 +36,8 @@ from unittest import mock
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
-import measure  # noqa: E402
 import torch  # noqa: E402
+from measure import provenance  # noqa: E402
 from sklearn.linear_model import LogisticRegression as SklearnRegression  # noqa: E402
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped, unused-ignore]  # noqa: E402
 from torch import Tensor  # noqa: E402
@@ -51,8 +46,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from fmicl.evaluation import probes  # noqa: E402
 from fmicl.evaluation.logistic import LogisticRegression  # noqa: E402
+from fmicl.utils.files import write_json  # noqa: E402
 from fmicl.utils.numerics import exact_matmul  # noqa: E402
-from fmicl.utils.provenance import commit  # noqa: E402
 
 CLASSES = 10
 TEST = 10_000
@@ -304,12 +299,6 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path | None, record: dict[str, Any]) -> None:
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="5,000 x 128 in place of 50,000 x 512")
@@ -333,14 +322,9 @@ def main() -> None:
     x, y = (value.to(device) for value in features(count, d, options.seed))
     prepare, (train, test, spectrum) = timed(lambda: probes._standardise(x[:count], x[count:]), device)
     data = train, y[:count], test, y[count:], spectrum
-    versions = {name: importlib.metadata.version(name) for name in PACKAGES}
     record: dict[str, Any] = {
-        "command": shlex.join(["python", "benchmarks/probe.py", *sys.argv[1:]]),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else measure.processor(),
+        **provenance(device.type, options.commit, PACKAGES),
         "threads": options.threads,
-        "versions": {"python": platform.python_version(), **versions},
-        "commit": options.commit or commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seed": options.seed,
         "repeats": options.repeats,
         "size": {"train": count, "test": TEST, "d": d, "classes": CLASSES},
@@ -353,16 +337,15 @@ def main() -> None:
         record["fits"], record["reads"] = [], []
         for decay in DECAYS:
             record["fits"] += fits(data, decay, options.only or list(SOLVERS), options.repeats)
-            write(options.json, record)
         for decay in DECAYS:
             record["reads"].append(reads(data, decay))
     print(table(record["fits"]), flush=True)
     for row in record["reads"]:
         print(f"decay {row['weight_decay']:.0e}: {row['reads_per_evaluation']} reads an evaluation")
-    write(options.json, record)
     if not options.no_probe:
         record["probe"] = whole(count, d, options.seed, device, 1)
-        write(options.json, record)
+    if options.json is not None:
+        write_json(options.json, record)
 
 
 if __name__ == "__main__":

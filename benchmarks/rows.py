@@ -26,7 +26,6 @@ from torch import Tensor
 import fmicl
 from fmicl.kernels import pair_sum
 
-
 TEMPERATURE = 0.1
 CRITIC = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("kl"), d=2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 Cell = dict[str, Any]
 
 # what we aim at on one H200: seconds, and bytes beyond inputs and gradient

@@ -12,12 +12,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from fmicl.training.module import TrainingModule  # noqa: E402
 from fmicl.training.optimisation import Optimisation  # noqa: E402
 from fmicl.training.pipeline import resolve_precision  # noqa: E402
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method  # noqa: E402
+from fmicl.utils.files import write_json  # noqa: E402
 
 IMAGES = 50_000
 UNUSED = frozenset({"accumulate", "baselines", "clip", "dataset", "k", "probe_views", "seed", "sync_batchnorm"})
@@ -216,7 +215,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeline", type=Path, help="file to write the kernels of one step to, in order")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     parser.add_argument("--readme", action="store_true", help="update the table of README.md from results/benchmarks")
-    parser.add_argument("--commit", default="unknown", help="of the tree")
+    parser.add_argument("--commit", help="of the tree, where git is not there to ask")
     return parser.parse_args()
 
 
@@ -280,11 +279,7 @@ def main() -> None:
     views = bench.clock(lambda: next(bench.batches), options.steps)
     fixed = next(bench.batches)
     found: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/training.py", *sys.argv[1:]]),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "commit": options.commit,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **measure.provenance(device.type, options.commit),
         "recipe": options.recipe,
         "settings": options.set,
         "step_ms": round(step, 3),
@@ -308,10 +303,9 @@ def main() -> None:
         )
         head = "microseconds: start, nothing running before it, duration; kernel"
         options.timeline.write_text("\n".join([head, *shown]) + "\n", encoding="utf-8")
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if options.json is not None:
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write_json(options.json, found)
     if options.readme:
         write_table(HERE.parent / "results" / "benchmarks", HERE / "README.md")
 

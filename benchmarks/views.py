@@ -14,15 +14,12 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or 
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from measure import provenance  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from fmicl.data import Batch, Splits, ViewStream, load_images  # noqa: E402
@@ -38,6 +36,7 @@ from fmicl.data.augmentations.maker import ViewMaker  # noqa: E402
 from fmicl.data.augmentations.views import Views  # noqa: E402
 from fmicl.data.images.decoding import map_in_processes  # noqa: E402
 from fmicl.losses import FMICLLoss  # noqa: E402
+from fmicl.utils.files import write_json  # noqa: E402
 from fmicl.utils.machine import available_cpus  # noqa: E402
 
 SIZES = ((32, 32), (64, 64), (96, 96), (224, 256))
@@ -242,14 +241,14 @@ def tables(folder: Path) -> str:
     for path in sorted(folder.glob("views-files*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         lines = ["| | |", "| --- | --- |"]
-        for name, about in (("small", "64 x 64"), ("large", "500 x 375")):
-            start, what = found[f"{name}_start"], f"{found[name]['images']:,} JPEG of {about}"
+        for name, side in (("small", "64 x 64"), ("large", "500 x 375")):
+            start, what = found[f"{name}_start"], f"{found[name]['images']:,} JPEG of {side}"
             later = f"{start['later load_s']:.2f} s, {start['later fingerprint_s']:.2f} s"
             lines.append(f"| {what}: first load | {start['first load_s']:.1f} s |")
             lines.append(f"| {what}: later load, fingerprint | {later} |")
-        for name, about in (("files", "decoded in each epoch"), ("mapped", "from the cache")):
+        for name, source in (("files", "decoded in each epoch"), ("mapped", "from the cache")):
             alone, used = found[f"{name}_images_a_second"], found[f"{name}_with_training_images_a_second"]
-            lines.append(f"| 224 pixels, {about}: images a second, alone / with a network | {alone:,} / {used:,} |")
+            lines.append(f"| 224 pixels, {source}: images a second, alone / with a network | {alone:,} / {used:,} |")
         lines.append(f"| the network without the data | {found['training_alone_images_a_second']:,} |")
         parts.append(f"{_told(found)} {found['cpus']} CPU cores.\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
@@ -272,18 +271,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--place", type=Path, help="folder for the files, which is removed (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
-    parser.add_argument("--commit", default="unknown", help="of the tree")
+    parser.add_argument("--commit", help="of the tree, where git is not there to ask")
     parser.add_argument("--readme", action="store_true", help="update the tables of README.md from results/benchmarks")
     options = parser.parse_args()
     if options.part is not None:
-        name = torch.cuda.get_device_name() if options.part == "files" and torch.cuda.is_available() else _processor()
-        found: dict[str, Any] = {
-            "command": " ".join(["python", "benchmarks/views.py", *sys.argv[1:]]),
-            "device": name,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "pillow": version("pillow")},
-            "commit": options.commit,
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        }
+        device = "cuda" if options.part == "files" and torch.cuda.is_available() else "cpu"
+        found = provenance(device, options.commit, ["torch", "pillow"])
         if options.part == "cpu":
             found["rows"] = cpu_rates(options.seconds)
         else:
@@ -293,7 +286,7 @@ def main() -> None:
             finally:
                 shutil.rmtree(place, ignore_errors=True)
         if options.json is not None:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            write_json(options.json, found)
     if options.readme:
         import growth
 
@@ -301,14 +294,6 @@ def main() -> None:
         made = tables(HERE.parent / "results" / "benchmarks")
         text = growth.replace(readme.read_text(encoding="utf-8"), "views", made)
         readme.write_text(text, encoding="utf-8")
-
-
-def _processor() -> str:
-    if Path("/proc/cpuinfo").is_file():
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "CPU"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ from torch import Tensor  # noqa: E402
 
 import fmicl  # noqa: E402
 
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 Job = dict[str, Any]
 Cell = dict[str, Any]

@@ -28,7 +28,6 @@ from reproduction import COLUMNS, ROOT, Record, is_main, load
 
 from fmicl.utils.files import write_atomically
 
-
 PANELS = {
     "knn": "k-NN accuracy of the test images, percent",
     "alignment": "alignment: squared distance of a pair",

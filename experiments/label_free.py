@@ -30,7 +30,6 @@ from scipy.stats import kendalltau, spearmanr
 from fmicl.evaluation.scores import SCORES, score
 from fmicl.utils.files import read_json
 
-
 SWEEP = "benchmarks/label-free-digits-cpu.json"
 FEWEST = 5
 """Runs that a correlation needs."""

@@ -29,7 +29,6 @@ from fmicl.config import Settings, recipe, schema_of
 from fmicl.methods import METHODS
 from fmicl.utils.files import read_json, write_atomically
 
-
 NAMED = frozenset({"method", "objective", "divergence", "epochs", "seed"})
 """Options that are in every name or in the tables' own columns."""
 UNIMPORTANT = frozenset({"baselines"})

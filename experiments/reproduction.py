@@ -26,7 +26,6 @@ from record import differences
 
 from fmicl.methods import METHODS
 
-
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (
     "SimCLR", "MoCo", "AU", "KL", "JS", "Pearson", "SH", "Tsallis-3", "VLC", "reverse KL", "Neyman", "Jeffrey",

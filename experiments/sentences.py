@@ -27,7 +27,6 @@ from transformers import BertTokenizer
 
 from fmicl.utils.files import write_atomically
 
-
 Rows = NDArray[np.uint16]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 """Tokens as seen, who may look at whom, positions; flat positions to predict at, and the tokens there."""

@@ -19,21 +19,23 @@ import pytest
 import torch
 from torch import Tensor
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+RESULTS = ROOT / "results" / "benchmarks"
+PAGE = (BENCHMARKS / "README.md").read_text()
 
 
-def run(script: str, *arguments: str) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment.pop("TRITON_INTERPRET", None)
+def run(script: str, *arguments: str, **environment: str) -> str:
+    usual = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS / script), *arguments],
         capture_output=True,
         text=True,
-        env=environment,
+        env={**usual, "OMP_NUM_THREADS": "1", **environment},
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
@@ -47,7 +49,8 @@ def module(name: str) -> ModuleType:
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("benchmark") / "new" / "loss.json"
-    printed = run("loss.py", "--quick", "--device", "cpu", "--json", str(path))
+    rows = ("ours", "divergence", "loss", "chunked")
+    printed = run("loss.py", "--quick", "--device", "cpu", "--only", *rows, "--json", str(path))
     assert "| ours, tiled (pair_sum) |" in printed
     return path
 
@@ -70,36 +73,27 @@ def test_quick_run_measures_every_row_of_ours(measured: Path) -> None:
         assert cell["gradient_error"] < 1e-6
 
 
-def test_rows_of_a_setting_have_one_value(measured: Path) -> None:
-    values: dict[tuple[str, int], list[float]] = {}
-    for cell in json.loads(measured.read_text())["cells"]:
-        if cell["setting"] in ("kl", "infonce", "ntxent") and "value" in cell:
-            values.setdefault((cell["setting"], cell["n"]), []).append(cell["value"])
-    assert len(values[("kl", 256)]) >= 4
-    for found in values.values():
-        assert found == pytest.approx([found[0]] * len(found), rel=1e-5)
-
-
-def test_growth_writes_the_picture_and_between_the_markers_only(measured: Path, tmp_path: Path) -> None:
+def test_growth_writes_the_picture_and_between_the_markers_only(
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readme, figure = tmp_path / "README.md", tmp_path / "growth.png"
     readme.write_text("before\n<!-- begin cpu -->\nold\n<!-- end cpu -->\nafter\n")
-    arguments = (str(measured), "--readme", str(readme), "--figure", str(figure))
-    run("growth.py", *arguments)
+    monkeypatch.setattr(sys, "argv", ["x", str(measured), "--readme", str(readme), "--figure", str(figure)])
+    module("growth").main()
     text = readme.read_text()
     assert text.startswith("before\n<!-- begin cpu -->\n")
     assert text.endswith("<!-- end cpu -->\nafter\n")
     assert "old" not in text
     assert "ours, tiled" in text
     assert figure.read_bytes().startswith(b"\x89PNG")
-    run("growth.py", *arguments)
+    module("growth").main()
     assert readme.read_text() == text
 
 
 def test_the_wall_clock_tables_are_those_of_their_files() -> None:
-    tables, text = module("tables"), (BENCHMARKS / "README.md").read_text()
-    paths = sorted((BENCHMARKS.parent / "results" / "benchmarks").glob("wall-*.json"))
+    paths = sorted(RESULTS.glob("wall-*.json"))
     assert paths
-    assert all(tables.wall(json.loads(path.read_text())) in text for path in paths)
+    assert all(module("tables").wall(json.loads(path.read_text())) in PAGE for path in paths)
 
 
 def test_implementations_of_the_wall_clock_table_agree() -> None:
@@ -120,15 +114,8 @@ def test_implementations_of_the_wall_clock_table_agree() -> None:
 
 
 def test_readme_has_the_markers() -> None:
-    text = (BENCHMARKS / "README.md").read_text()
     for name in ("cuda", "cpu", "paper", "wall cuda", "wall cpu"):
-        assert text.count(f"<!-- begin {name} -->") == text.count(f"<!-- end {name} -->") == 1
-
-
-@pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> tuple[ModuleType, ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("measure"), importlib.import_module("rows")
+        assert PAGE.count(f"<!-- begin {name} -->") == PAGE.count(f"<!-- end {name} -->") == 1
 
 
 def along_the_sphere(gradient: Tensor, x: Tensor) -> Tensor:
@@ -137,16 +124,17 @@ def along_the_sphere(gradient: Tensor, x: Tensor) -> Tensor:
     return gradient - (gradient * x).sum(dim=1, keepdim=True) * x
 
 
-def test_rows_of_a_setting_have_one_gradient(modules: tuple[ModuleType, ModuleType]) -> None:
-    measure, rows = modules
+def test_rows_of_a_setting_have_one_value_and_one_gradient() -> None:
+    measure, rows = module("measure"), module("rows")
     first: dict[str, list[Tensor]] = {}
+    values: dict[str, list[float]] = {}
     compared = 0
     for row in rows.ROWS.values():
         if row.device == "cuda" or row.setting not in ("kl", "infonce", "ntxent"):
             continue
         x, y = measure.inputs(40, 8, "cpu", torch.float32)
         try:
-            row.make(x, y)()
+            values.setdefault(row.setting, []).append(float(row.make(x, y)()))
         except ImportError:
             continue
         found = [along_the_sphere(leaf.grad, leaf) for leaf in (x, y) if leaf.grad is not None]
@@ -154,11 +142,13 @@ def test_rows_of_a_setting_have_one_gradient(modules: tuple[ModuleType, ModuleTy
             torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5 * float(mine.abs().max()))
             compared += 1
     assert compared >= 6
+    assert len(values["kl"]) >= 4
+    for same in values.values():
+        assert same == pytest.approx([same[0]] * len(same), rel=1e-5)
 
 
-def test_paper_hides_the_ring_from_that_many_rows_on(modules: tuple[ModuleType, ModuleType]) -> None:
-    del modules  # makes the folder importable
-    tables = importlib.import_module("tables")
+def test_paper_hides_the_ring_from_that_many_rows_on() -> None:
+    tables = module("tables")
     lines = [[entry.strip() for entry in line.split("|")[1:-1]] for line in tables.paper(772e12).splitlines()[4:]]
     assert len(lines) == 12
     for line in lines:
@@ -167,11 +157,8 @@ def test_paper_hides_the_ring_from_that_many_rows_on(modules: tuple[ModuleType, 
         assert line[8] == ("yes" if rows >= width * 772e12 / (4 * link) else "no")
 
 
-def test_a_cell_that_kills_its_process_does_not_end_the_run(
-    modules: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del modules
-    loss = importlib.import_module("loss")
+def test_a_cell_that_kills_its_process_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = module("loss")
 
     def run_job(job: str, settings: dict[str, object]) -> dict[str, object]:
         del settings
@@ -192,23 +179,13 @@ def test_a_cell_that_kills_its_process_does_not_end_the_run(
 
 def test_the_check_of_the_kernel_runs(tmp_path: Path) -> None:
     """In the interpreter here; on a GPU it is the same script."""
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "check.py"), "--quick", "--json", str(tmp_path / "check.json")],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"} | ({} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}),
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    environment = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
+    run("check.py", "--quick", "--json", str(tmp_path / "check.json"), **environment)
     found = json.loads((tmp_path / "check.json").read_text())["errors"]
-    wanted = {"kl", "js, cosine", "square", "log-sum-exp", "both sides", "FMICLLoss", "SpectralContrastiveLoss"}
-    wanted |= {
-        "FMICLLoss, strided",
-        "FMICLLoss, sentences, as trained",
-        "js, rows alike",
-        "InfoNCELoss, temperature 0.05",
-    }
+    wanted = {
+        "kl", "js, cosine", "square", "log-sum-exp", "both sides", "FMICLLoss", "SpectralContrastiveLoss",
+        "FMICLLoss, strided", "FMICLLoss, sentences, as trained", "js, rows alike", "InfoNCELoss, temperature 0.05",
+    }  # fmt: skip
     assert {row["what"] for row in found} >= wanted
     types = {f"{name}, any length" for name in ("float32", "bfloat16", "float16")}
     assert {row["mode"] for row in found} == {"fast", "high", "bfloat16", "text"} | types
@@ -216,11 +193,8 @@ def test_the_check_of_the_kernel_runs(tmp_path: Path) -> None:
 
 def test_the_page_shows_what_was_measured_of_a_step() -> None:
     """The table of benchmarks/README.md is made of the files in results/."""
-    training = module("training")
-    root = Path(__file__).resolve().parents[2]
-    paths = sorted((root / "results" / "benchmarks").glob("training-*.json"), key=lambda path: path.stem)
-    files = [json.loads(path.read_text()) for path in paths]
-    assert training.table(files) in (root / "benchmarks" / "README.md").read_text()
+    paths = sorted(RESULTS.glob("training-*.json"), key=lambda path: path.stem)
+    assert module("training").table([json.loads(path.read_text()) for path in paths]) in PAGE
 
 
 def test_a_step_is_timed_in_its_parts() -> None:
@@ -378,29 +352,26 @@ def test_cells_that_were_measured_again_are_the_newest() -> None:
 
 def test_the_documented_command_makes_the_page_in_any_order_of_its_files(tmp_path: Path) -> None:
     growth, tables = module("growth"), module("tables")
-    root, page = BENCHMARKS.parent, (BENCHMARKS / "README.md").read_text()
-    (documented,) = re.findall(r"^ +(python benchmarks/growth\.py .*)$", page, re.MULTILINE)
+    (documented,) = re.findall(r"^ +(python benchmarks/growth\.py .*)$", PAGE, re.MULTILINE)
     assert documented in str(growth.__doc__)  # what --help says
     readme = tmp_path / "README.md"
     command = documented.replace("python", shlex.quote(sys.executable), 1)
     command += f" --readme {shlex.quote(str(readme))} --figure {shlex.quote(str(tmp_path / 'g.png'))}"
-    readme.write_text(re.sub(r"(<!-- begin (cuda|cpu|paper) -->).*?(?=<!-- end)", r"\1", page, flags=re.DOTALL))
-    subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True)
-    assert readme.read_text() == page
-    paths = sorted(root.glob(documented.split()[-1]))
+    readme.write_text(re.sub(r"(<!-- begin (cuda|cpu|paper) -->).*?(?=<!-- end)", r"\1", PAGE, flags=re.DOTALL))
+    subprocess.run(command, shell=True, cwd=ROOT, check=True, capture_output=True)
+    assert readme.read_text() == PAGE
+    paths = sorted(ROOT.glob(documented.split()[-1]))
     assert len(paths) >= 5
     for order in itertools.islice(itertools.permutations(paths), 120):
         joined = growth.join([json.loads(path.read_text()) for path in order])
-        assert all(tables.render(data) in page for data in joined)
+        assert all(tables.render(data) in PAGE for data in joined)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, its kernels are shown")
-def test_kernels_of_a_gpu_are_not_shown_without_one(tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parents[2] / "benchmarks" / "training.py"
-    command = [sys.executable, str(script), "--recipe", "digits", "--timeline", str(tmp_path / "step.txt")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert "--timeline" in done.stderr
+def test_kernels_of_a_gpu_are_not_shown_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "--recipe", "digits", "--timeline", str(tmp_path / "step.txt")])
+    with pytest.raises(SystemExit, match="--timeline"):
+        module("training").main()
 
 
 def test_the_time_of_a_command_is_told_by_its_stages() -> None:
@@ -474,12 +445,9 @@ def test_solvers_of_the_probe_end_at_one_minimum(tmp_path: Path) -> None:
 
 def test_the_page_shows_how_fast_views_are() -> None:
     """The tables of benchmarks/README.md are made of the files in results/."""
-    views = module("views")
-    root = Path(__file__).resolve().parents[2]
-    page = (root / "benchmarks" / "README.md").read_text()
-    made = views.tables(root / "results" / "benchmarks")
-    assert made in page
-    for row in json.loads((root / "results" / "benchmarks" / "views-cpu.json").read_text())["rows"]:
+    made = module("views").tables(RESULTS)
+    assert made in PAGE
+    for row in json.loads((RESULTS / "views-cpu.json").read_text())["rows"]:
         assert f"| {row['size']} | {row['image']} | {row['blur']:g} | {row['ours']:,} |" in made
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from record import _without_folder
+from record import without_folder
 from reproduction import ROOT, Record, load, page, table
 from scipy.stats import kendalltau, spearmanr
 
@@ -101,7 +101,7 @@ def collect(sweep: Path) -> dict[str, Any]:
         if entry["state"] == "finished":
             results = read_json(sweep / entry["folder"] / "results.json")
             kept = {key: value for key, value in results.items() if key not in ("distances", "class_names")}
-            settings = {key: _without_folder(value) for key, value in entry["settings"].items()}
+            settings = {key: without_folder(value) for key, value in entry["settings"].items()}
             runs.append({"hash": entry["hash"], "settings": settings, "results": kept})
     first = read_json(sweep / told["runs"][0]["folder"] / "settings.json")
     return {

@@ -25,6 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tre
 from record import differences
 
 from fmicl.methods import METHODS
+from fmicl.reproduce import paper
+from fmicl.reproduce.experiment import score
+from fmicl.sweep.summary import mean_and_std
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (
@@ -35,15 +38,13 @@ DIVERGENCES = {
     "reverse_kl": "reverse KL", "neyman": "Neyman", "jeffrey": "Jeffrey",
 }  # fmt: skip
 PAPER = {
-    "linear, 800 epochs": (89.71, 90.30, 90.41, 90.61, 89.66, 89.35, 89.52, 89.15, 89.13),
-    "k-NN, 800 epochs": (84.92, 88.70, 89.42, 89.34, 89.12, 89.44, 88.13, 89.18, 89.15),
-    "k-NN, 200 epochs": (None, None, None, 84.19, 84.06),
+    "linear, 800 epochs": paper.LINEAR["cifar10"],
+    "k-NN, 800 epochs": paper.KNN["cifar10"],
+    "k-NN, 200 epochs": {name: by_alpha[40.0] for name, by_alpha in paper.ALPHA_VISION.items()},
 }
-"""Of Lu et al., in the order of the columns."""
-PAPER_TEXT = {
-    "SimCSE": 77.40, "MoCo": 77.88, "AU": 77.95, "KL": 78.02, "JS": 76.76, "Pearson": 77.59, "SH": 73.60,
-    "Tsallis-3": 72.68, "VLC": 55.07,
-}  # fmt: skip
+NAMES = {"Tsallis-3": "Tsallis", "SimCSE": "SimCLR"}
+"""Columns that `fmicl.reproduce.paper` calls otherwise."""
+PAPER_TEXT = {name: paper.STS[NAMES.get(name, name)] for name in ("SimCSE", *COLUMNS[1:9])}
 """Average over the seven tasks, BERT-base."""
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
 ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
@@ -139,10 +140,8 @@ def cells(records: Sequence[Record], values: Iterable[Callable[[Record], Any]], 
 
     made = []
     for value, known in zip(values, having, strict=True):
-        numbers = [float(value(r)) for r in known]
-        mean = f"{statistics.fmean(numbers):.2f}" if numbers else ""
-        spread = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
-        made.append(mean + spread + (f" ({linked(known)})" if known and known != runs else ""))
+        number = mean_and_std([float(value(r)) for r in known]) if known else ""
+        made.append(number + (f" ({linked(known)})" if known and known != runs else ""))
     return [*made, linked(runs)]
 
 
@@ -154,22 +153,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _result(name: str) -> Callable[[Record], Any]:
-    def value(record: Record) -> Any:
-        incomplete = record.results.get("incomplete", ())
-        if name in incomplete or (name == "avg" and incomplete):  # of a part of the pairs: not the official score
-            return None
-        inner = record.results.get("sts")
-        return record.results.get(name, inner.get(name) if isinstance(inner, Mapping) else None)
-
-    return value
+    return lambda record: score(record.results, name)
 
 
 def cifar10(records: Sequence[Record], links: str) -> str:
     """Runs with the recipe's own settings, beside the paper's."""
     rows = []
     for name, values in PAPER.items():
-        padded = [*values, *[None] * (len(COLUMNS) - len(values))]
-        rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in padded)])
+        theirs = (values.get(NAMES.get(column, column)) for column in COLUMNS)
+        rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in theirs)])
     ours = [r for r in records if is_main(r)]
     for epochs in sorted({r.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
         columns = [

@@ -430,19 +430,6 @@ def test_python_gets_the_head_start_that_it_needs(needed: int, longest: int, mon
     assert slept[-1] == (longest if needed < longest else 1) * measure.AHEAD
 
 
-def test_solvers_of_the_probe_end_at_one_minimum(tmp_path: Path) -> None:
-    path = tmp_path / "probe.json"
-    run("probe.py", "--size", "600", "16", "--repeats", "1", "--device", "cpu", "--threads", "1", "--json", str(path))
-    found = json.loads(path.read_text())
-    for decay in {row["weight_decay"] for row in found["fits"]}:
-        rows = [row for row in found["fits"] if row["weight_decay"] == decay]
-        for row in rows:
-            assert row["converged"]
-            assert row["above_lowest"] < 1e-5
-            assert row["test_accuracy"] == pytest.approx(rows[0]["test_accuracy"], abs=0.2)
-    assert all(row["reads"] > 0 for row in found["reads"])
-
-
 def test_the_page_shows_how_fast_views_are() -> None:
     """The tables of benchmarks/README.md are made of the files in results/."""
     made = module("views").tables(RESULTS)

@@ -438,9 +438,3 @@ def test_what_the_page_says_of_our_choices_is_so() -> None:
     for words in ("[0.2, 1]", "probability 0.8", "grey with probability 0.2", "| 5e-4,", "warm-up of 10 epochs",
                   "512 - 2048 - 2048 - 512", "queue of 32768", "temperature 0.2", "alpha = 40", "k = 200"):  # fmt: skip
         assert words in page, words
-
-
-def test_each_link_of_the_page_is_there() -> None:
-    page = (ROOT / "docs" / "reproduction.md").read_text()
-    for link in re.findall(r"\]\(([\w./=+-]+)\)", page):
-        assert (ROOT / "docs" / link).exists(), link

@@ -237,7 +237,7 @@ def tables(folder: Path) -> str:
             f"| {row['ours'] / row['torchvision']:.1f} |"
             for row in found["rows"]
         ]
-        parts.append(f"{_told(found)} Views a second of one thread.\n\n" + "\n".join(lines))
+        parts.append(f"{_conditions(found)} Views a second of one thread.\n\n" + "\n".join(lines))
     for path in sorted(folder.glob("views-files*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         lines = ["| | |", "| --- | --- |"]
@@ -250,11 +250,11 @@ def tables(folder: Path) -> str:
             alone, used = found[f"{name}_images_a_second"], found[f"{name}_with_training_images_a_second"]
             lines.append(f"| 224 pixels, {source}: images a second, alone / with a network | {alone:,} / {used:,} |")
         lines.append(f"| the network without the data | {found['training_alone_images_a_second']:,} |")
-        parts.append(f"{_told(found)} {found['cpus']} CPU cores.\n\n" + "\n".join(lines))
+        parts.append(f"{_conditions(found)} {found['cpus']} CPU cores.\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _told(found: dict[str, Any]) -> str:
+def _conditions(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     when = f"Measured {found['date']} at commit {found['commit']} by `{found['command']}`."
     return f"{found['device']}; {versions}. {when}"

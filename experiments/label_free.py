@@ -95,17 +95,17 @@ def tables(results: Path) -> dict[str, str]:
 
 def collect(sweep: Path) -> dict[str, Any]:
     """The finished runs of a sweep as one object: settings that vary, and results."""
-    told = read_json(sweep / "sweep.json")
+    saved = read_json(sweep / "sweep.json")
     runs = []
-    for entry in told["runs"]:
+    for entry in saved["runs"]:
         if entry["state"] == "finished":
             results = read_json(sweep / entry["folder"] / "results.json")
             kept = {key: value for key, value in results.items() if key not in ("distances", "class_names")}
             settings = {key: without_folder(value) for key, value in entry["settings"].items()}
             runs.append({"hash": entry["hash"], "settings": settings, "results": kept})
-    first = read_json(sweep / told["runs"][0]["folder"] / "settings.json")
+    first = read_json(sweep / saved["runs"][0]["folder"] / "settings.json")
     return {
-        "command": shlex.join(["fmicl", *_words(told["command"])]),
+        "command": shlex.join(["fmicl", *_words(saved["command"])]),
         **{name: first[name] for name in ("device", "versions", "commit", "started")},
         "runs": runs,
     }

@@ -194,7 +194,7 @@ def render(record: Mapping[str, Any]) -> str:
 
 def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[Path, dict[str, Any]]:
     """The record of a warm start: its training, and its scores before any contrastive step."""
-    told = read_json(folder / "warm_start.json")
+    saved = read_json(folder / "warm_start.json")
     command = f"`fmicl evaluate {folder} --pooling cls --sts DIR --json FILE`"
     if scores is None:
         raise ValueError(f"{folder} is a warm start: it needs --scores ({command})")
@@ -204,11 +204,11 @@ def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[
         raise ValueError(f"{scores} has the scores of {scored or 'no model by name'}, not of {folder}: {command} has")
     if "pooling" not in results:
         raise ValueError(f"{scores} doesn't say by which pooling it came about: {command} does")
-    seed = told.get("settings", {}).get("seed", 0)
-    about = {"commit": told.get("commit") or commit, "seed": seed}
-    record = {"task": "warm_start", **told, **about, "results": _without_folders(results)}
-    if isinstance(told.get("command"), str):
-        record["command"] = _command(shlex.split(told["command"]))
+    seed = saved.get("settings", {}).get("seed", 0)
+    about = {"commit": saved.get("commit") or commit, "seed": seed}
+    record = {"task": "warm_start", **saved, **about, "results": _without_folders(results)}
+    if isinstance(saved.get("command"), str):
+        record["command"] = _command(shlex.split(saved["command"]))
     return Path("wikipedia", f"warm-start-s{seed}.json"), record
 
 

@@ -61,16 +61,16 @@ class Record:
 
     Args:
         file: where it is, relative to results/.
-        told: its contents.
+        contents: its contents.
     """
 
-    def __init__(self, file: Path, told: Mapping[str, Any]) -> None:
-        self.file, self.told = file, told
-        self.recipe, self.settings = str(told.get("recipe")), told["settings"]
-        self.results: Mapping[str, Any] = told["results"]
-        self.seed, self.epochs = int(told["seed"]), self.settings.get("epochs")
-        self.task = told["task"]
-        self.differences = {} if self.task == "warm_start" else differences(told)
+    def __init__(self, file: Path, contents: Mapping[str, Any]) -> None:
+        self.file, self.contents = file, contents
+        self.recipe, self.settings = str(contents.get("recipe")), contents["settings"]
+        self.results: Mapping[str, Any] = contents["results"]
+        self.seed, self.epochs = int(contents["seed"]), self.settings.get("epochs")
+        self.task = contents["task"]
+        self.differences = {} if self.task == "warm_start" else differences(contents)
 
     @property
     def column(self) -> str | None:
@@ -111,11 +111,11 @@ def load(folder: Path) -> list[Record]:
     found = []
     for file in sorted(folder.rglob("*.json")):
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            contents = json.loads(file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is damaged: {error}") from error
-        if isinstance(told, dict) and {"task", "settings", "results"} <= told.keys():
-            found.append(Record(file.relative_to(folder), told))
+        if isinstance(contents, dict) and {"task", "settings", "results"} <= contents.keys():
+            found.append(Record(file.relative_to(folder), contents))
     return found
 
 
@@ -200,7 +200,7 @@ def _late(name: str) -> Callable[[Record], Any]:
     """The mean of a column of its metrics over the last epochs: a row there is of one batch."""
 
     def value(record: Record) -> Any:
-        rows = record.told.get("metrics", ())
+        rows = record.contents.get("metrics", ())
         late = [row[name] for row in rows[-LATE:] if isinstance(row.get(name), int | float)]
         return statistics.fmean(late) if len(late) == LATE else None
 
@@ -220,12 +220,12 @@ def others(records: Sequence[Record], links: str) -> str:
     return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear", RUNS], rows)
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key} {_said(value)}`" for key, value in settings.items())
+    return ", ".join(f"`{key} {_text(value)}`" for key, value in settings.items())
 
 
 def text(records: Sequence[Record], links: str) -> str:
@@ -249,7 +249,7 @@ def text(records: Sequence[Record], links: str) -> str:
     else:
         epochs, *more = _words(usual[0], starts, without=("alpha",))
         parts.append(", ".join([f"Each run of ours above is {epochs} of the recipe `{usual[0].recipe}`", *more]) + ".")
-    if any(_looks(r) for r in main):
+    if any(_evaluations(r) for r in main):
         shares = [f"after {share:.1%} of it".replace(".0%", "%") for share in ON_THE_WAY]
         rows = [[name, *_development(runs, links)] for name, runs in shown.items() if runs and runs is not starts]
         parts.append(table(["STS-B dev in training", "chosen step", "its score", *shares, RUNS], rows))
@@ -276,33 +276,33 @@ def _sts(runs: Sequence[Record], links: str) -> list[str]:
 
 def _words(record: Record, starts: Sequence[Record], without: Sequence[str] = ()) -> list[str]:
     """Epochs, the start if it is one of these, and what else differs from the recipe."""
-    told = {key: value for key, value in record.differences.items() if key not in without}
-    said = ["one epoch" if record.epochs == 1 else f"{record.epochs} epochs"]
+    differing = {key: value for key, value in record.differences.items() if key not in without}
+    words = ["one epoch" if record.epochs == 1 else f"{record.epochs} epochs"]
     # A warm start's command is "python experiments/warm_start.py train TEXT MODEL ...". Where MODEL lay says nothing.
-    if any(shlex.split(start.told.get("command", ""))[4:5] == [told.get("model")] for start in starts):
-        del told["model"]
-        said.append("from the warm start")
-    return [*said, f"with {_listed(told)}"] if told else said
+    if any(shlex.split(start.contents.get("command", ""))[4:5] == [differing.get("model")] for start in starts):
+        del differing["model"]
+        words.append("from the warm start")
+    return [*words, f"with {_listed(differing)}"] if differing else words
 
 
-def _looks(record: Record) -> list[tuple[float, float]]:
+def _evaluations(record: Record) -> list[tuple[float, float]]:
     """The share of the run, and the development score then."""
-    rows = [row for row in record.told.get("metrics", ()) if isinstance(row.get("stsb_dev"), int | float)]
+    rows = [row for row in record.contents.get("metrics", ()) if isinstance(row.get("stsb_dev"), int | float)]
     return [(row["step"] / rows[-1]["step"], row["stsb_dev"]) for row in rows]
 
 
 def _development(runs: Sequence[Record], links: str) -> list[str]:
     def at(share: float) -> Callable[[Record], Any]:
-        return lambda record: next((score for done, score in _looks(record) if abs(done - share) < 1e-6), None)
+        return lambda record: next((score for done, score in _evaluations(record) if abs(done - share) < 1e-6), None)
 
-    steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _looks(r))
+    steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _evaluations(r))
     return [steps, *cells(runs, [_result("stsb_dev"), *map(at, ON_THE_WAY)], links)]
 
 
 def _key(record: Record) -> tuple[tuple[str, str], ...]:
     """What differs from the recipe, but for alpha; with the epochs, which a recipe of sentences leaves as they are."""
-    told = {key: _said(value) for key, value in record.differences.items() if key != "alpha"}
-    return tuple(sorted({**told, "epochs": str(record.epochs)}.items()))
+    differing = {key: _text(value) for key, value in record.differences.items() if key != "alpha"}
+    return tuple(sorted({**differing, "epochs": str(record.epochs)}.items()))
 
 
 def _common(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:

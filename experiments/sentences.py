@@ -208,7 +208,7 @@ def held_out_batches(rows: Rows, special: Tensor, tokenizer: BertTokenizer) -> l
     batches: list[Batch] = []
     for portion in torch.from_numpy(rows.astype(np.int32)).split(256):
         batch = make_batch(portion, special.cpu(), tokenizer, portion.numel(), generator)
-        told = int((batch[4] >= 0).sum())
+        chosen = int((batch[4] >= 0).sum())
         seen, look, positions, at, labels = (value.to(special.device) for value in batch)
-        batches.append((seen, look, positions, at[:told], labels[:told]))
+        batches.append((seen, look, positions, at[:chosen], labels[:chosen]))
     return batches

@@ -408,9 +408,9 @@ def test_archived_runs_have_settings_of_this_version_and_their_names() -> None:
     assert len(runs) > 80
     for run in runs:
         settings = Settings.from_json(run.recipe, run.settings)
-        assert (settings.hash, settings.task.name) == (run.told["hash"], run.task), run.file
+        assert (settings.hash, settings.task.name) == (run.contents["hash"], run.task), run.file
         assert settings.to_json().items() >= run.settings.items(), run.file  # a later version may have more options
-        assert record.record_path(run.told) == run.file
+        assert record.record_path(run.contents) == run.file
 
 
 def test_the_index_names_each_file_once() -> None:

@@ -26,16 +26,16 @@ def read_archive(folder: Path) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for file in sorted(folder.rglob("*.json")):
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            saved = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}") from error
-        if not isinstance(told, dict) or not {"recipe", "task", "settings", "results"} <= told.keys():
+        if not isinstance(saved, dict) or not {"recipe", "task", "settings", "results"} <= saved.keys():
             continue
         try:
-            settings = Settings.from_json(told["recipe"], told["settings"], told["task"])
+            settings = Settings.from_json(saved["recipe"], saved["settings"], saved["task"])
         except ValueError:
             continue
-        found[archive_hash(settings)] = Outcome(settings, told["results"] or {}, told.get("metrics", ()), file)
+        found[archive_hash(settings)] = Outcome(settings, saved["results"] or {}, saved.get("metrics", ()), file)
     return found
 
 

@@ -38,7 +38,7 @@ ROOT = Path("selections")
 """Default parent of the folders of selections."""
 SELECT_FILE = "select.json"
 FIRST_SHARE = 27
-"""The first rung has at least one epoch in this many of the whole run, unless told otherwise."""
+"""The first rung has at least one epoch in this many of the whole run, unless another is given."""
 BY = (*ACCURACIES, *SCORES)
 """Scores that candidates can be chosen by."""
 
@@ -316,7 +316,7 @@ class Selection:
         self.rungs.append({"epochs": epochs, "seconds": self._rung_seconds, "runs": rows})
 
     def _write(self, winner: _Scored | None) -> None:
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "identity": self.identity,
             "command": command_line(),
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -324,12 +324,12 @@ class Selection:
             "winner": None,
         }
         if winner is not None:
-            told["winner"] = {
+            record["winner"] = {
                 "candidate": _name(winner.cell), "score": winner.score, "epochs": winner.run.settings.epochs,
                 "settings": whole_run(winner.cell.settings).to_json(),
                 "command": train_command(winner.cell.settings),
             }  # fmt: skip
-        write_json(self.folder / SELECT_FILE, told)
+        write_json(self.folder / SELECT_FILE, record)
 
 
 def check_candidates(cells: Sequence[Cell], by: str) -> None:

@@ -64,20 +64,11 @@ def work(connection: Any, settings: dict[str, Any]) -> None:
         try:
             cell = run_job(job, settings)
         except Exception as problem:
-            cell = {"status": describe(problem), "lost": settings["device"] == "cuda" and not device_works()}
+            cell = {"status": measure.describe(problem), "lost": settings["device"] == "cuda" and not device_works()}
         connection.send(cell)
         gc.collect()
         if settings["device"] == "cuda" and not cell.get("lost"):
             torch.cuda.empty_cache()
-
-
-def describe(problem: Exception) -> str:
-    text = " ".join(str(problem).split())
-    if isinstance(problem, torch.OutOfMemoryError | MemoryError) or "out of memory" in text.lower():
-        return "oom"
-    if isinstance(problem, ImportError):
-        return f"not available: {text[:80]}"
-    return f"error: {type(problem).__name__}: {text[:120]}"
 
 
 def device_works() -> bool:

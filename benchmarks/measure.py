@@ -38,14 +38,24 @@ AHEAD = 4_000_000  # GPU cycles (about 2 ms) that Python gets as a head start, d
 LONGER = 5
 
 
-def inputs(n: int, d: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two leaves of random unit rows; the second is a view of the first's samples."""
+def inputs(n: int, d: int, device: str, dtype: torch.dtype, *, normalised: bool = True) -> tuple[Tensor, Tensor]:
+    """Two leaves of random rows, on the unit sphere or not; the second is a view of the first's samples."""
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(n, d, generator=generator, device=device)
     y = x + 0.5 * torch.randn(n, d, generator=generator, device=device)
-    rows = (torch.nn.functional.normalize(value, dim=1).to(dtype) for value in (x, y))
-    first, second = (value.requires_grad_() for value in rows)
-    return first, second
+    if normalised:
+        x, y = (torch.nn.functional.normalize(value, dim=1) for value in (x, y))
+    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
+
+
+def describe(problem: Exception) -> str:
+    """Why a cell of a table has no number."""
+    text = " ".join(str(problem).split())
+    if isinstance(problem, torch.OutOfMemoryError | MemoryError) or "out of memory" in text.lower():
+        return "oom"
+    if isinstance(problem, ImportError):
+        return f"not available: {text[:80]}"
+    return f"error: {type(problem).__name__}: {text[:120]}"
 
 
 def measure(step: Step, leaves: tuple[Tensor, ...], limit: float) -> dict[str, float]:

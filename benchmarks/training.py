@@ -22,7 +22,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import growth  # noqa: E402
 import measure  # noqa: E402
+import tables  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -36,7 +38,7 @@ from fmicl.training.module import TrainingModule  # noqa: E402
 from fmicl.training.optimisation import Optimisation  # noqa: E402
 from fmicl.training.pipeline import resolve_precision  # noqa: E402
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method  # noqa: E402
-from fmicl.utils.files import write_json  # noqa: E402
+from fmicl.utils.files import read_json, write_json  # noqa: E402
 
 IMAGES = 50_000
 UNUSED = frozenset({"accumulate", "baselines", "clip", "dataset", "k", "probe_views", "seed", "sync_batchnorm"})
@@ -239,8 +241,7 @@ def table(files: list[dict[str, Any]]) -> str:
     ]
     rows["peak memory"] = [f"{found['peak_memory_gib']:.1f} GiB" for found in files]
     head, *rest = ([name, *values] for name, values in rows.items())
-    lines = [head, ["---"] * len(head), *rest]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return tables.table(head, rest)
 
 
 def _kernel_rate(found: dict[str, Any]) -> str:
@@ -248,18 +249,6 @@ def _kernel_rate(found: dict[str, Any]) -> str:
     took = found.get("kernels_by_part_ms", {}).get("views")
     views = round(found["views_a_second"] * found["views_alone_ms"] / 1e3)
     return f"{views / took * 1e3:,.0f}" if took else ""
-
-
-def write_table(folder: Path, readme: Path) -> None:
-    """The table of all files in a folder, into the page."""
-    import growth
-
-    files = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("training-*.json"), key=lambda path: path.stem)
-    ]
-    text = growth.replace(readme.read_text(encoding="utf-8"), "training", table(files))
-    readme.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -307,7 +296,8 @@ def main() -> None:
     if options.json is not None:
         write_json(options.json, found)
     if options.readme:
-        write_table(HERE.parent / "results" / "benchmarks", HERE / "README.md")
+        files = sorted((HERE.parent / "results" / "benchmarks").glob("training-*.json"), key=lambda path: path.stem)
+        growth.update(HERE / "README.md", {"training": table([read_json(file) for file in files])})
 
 
 if __name__ == "__main__":

@@ -26,10 +26,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import growth  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from measure import provenance  # noqa: E402
 from PIL import Image  # noqa: E402
+from tables import table  # noqa: E402
 
 from fmicl.data import Batch, Splits, ViewStream, load_images  # noqa: E402
 from fmicl.data.augmentations.maker import ViewMaker  # noqa: E402
@@ -231,13 +233,13 @@ def tables(folder: Path) -> str:
     parts = []
     for path in sorted(folder.glob("views-cpu*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        lines = ["| view | image | blur | ours | torchvision (PIL) | ratio |", "| --- | --- | --- | --- | --- | --- |"]
-        lines += [
-            f"| {row['size']} | {row['image']} | {row['blur']:g} | {row['ours']:,} | {row['torchvision']:,} "
-            f"| {row['ours'] / row['torchvision']:.1f} |"
+        rows = [
+            [str(row["size"]), str(row["image"]), f"{row['blur']:g}", f"{row['ours']:,}", f"{row['torchvision']:,}",
+             f"{row['ours'] / row['torchvision']:.1f}"]
             for row in found["rows"]
-        ]
-        parts.append(f"{_conditions(found)} Views a second of one thread.\n\n" + "\n".join(lines))
+        ]  # fmt: skip
+        shown = table(["view", "image", "blur", "ours", "torchvision (PIL)", "ratio"], rows)
+        parts.append(f"{_conditions(found)} Views a second of one thread.\n\n{shown}")
     for path in sorted(folder.glob("views-files*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         lines = ["| | |", "| --- | --- |"]
@@ -288,12 +290,7 @@ def main() -> None:
         if options.json is not None:
             write_json(options.json, found)
     if options.readme:
-        import growth
-
-        readme = HERE / "README.md"
-        made = tables(HERE.parent / "results" / "benchmarks")
-        text = growth.replace(readme.read_text(encoding="utf-8"), "views", made)
-        readme.write_text(text, encoding="utf-8")
+        growth.update(HERE / "README.md", {"views": tables(HERE.parent / "results" / "benchmarks")})
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def test_implementations_of_the_wall_clock_table_agree() -> None:
     for implementations in wall.IMPLEMENTATIONS.values():
         found = []
         for name, make in implementations.items():
-            leaves = wall.raw_inputs(12, 6, "cpu", torch.float32)
+            leaves = measure.inputs(12, 6, "cpu", torch.float32, normalised=False)
             try:
                 loss = make()
             except ImportError:

@@ -168,7 +168,7 @@ def _missing(cell: Data) -> bool:
 
 
 def _cell_key(cell: Data) -> tuple[Any, ...]:
-    return tuple(cell.get(key) for key in ("kind", "setting", "name", "n", "d", "columns"))
+    return tuple(cell.get(key) for key in ("kind", "setting", "name", "n", "d"))
 
 
 def main() -> None:
@@ -184,7 +184,7 @@ def main() -> None:
         contents[device] = tables.render(data)
         print(contents[device])
         if device == "cuda" and data["rate"]:
-            contents["paper"] = tables.paper(data["rate"], data["cells"])
+            contents["paper"] = tables.paper(data["rate"])
     draw(measured, options.figure)
     update(options.readme, contents)
 

@@ -1,4 +1,4 @@
-"""The tables of a measurement, from its JSON, in Markdown; and the one on paper, of many GPUs."""
+"""The tables of a measurement, from its JSON, in Markdown; and the calculation of many GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def render(data: dict[str, Any]) -> str:
     cells = data["cells"]
     parts = [summary(data)]
     parts += [_compared(setting, [cell for cell in cells if _is(cell, setting)], data) for setting in TITLES]
-    parts += [_divergences(cells), _errors(cells), _growth(cells, data["sizes"]["growth"]), _shares(cells)]
+    parts += [_divergences(cells), _errors(cells), _growth(cells, data["sizes"]["growth"])]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -247,23 +247,6 @@ def _growth(cells: list[Cell], sizes: list[list[int]]) -> str:
     return "\n\n".join(parts)
 
 
-def _shares(cells: list[Cell]) -> str:
-    found = [cell for cell in cells if _is(cell, "share") and _measured(cell)]
-    if not found:
-        return ""
-    lines = []
-    for cell in found:
-        good = cell["status"] == "ok"
-        line = [f"{cell['n']:,}", f"{cell['columns']:,}", str(cell["d"])]
-        line += [
-            _time(cell) if good else cell["status"],
-            _seconds(cell["floor"]) if "floor" in cell else "",
-        ]
-        lines.append([*line, f"{cell['operations'] / cell['seconds'] / 1e12:.0f}" if good else ""])
-    title = "**What one of several processes computes** (rows against the columns of all, and of one ring step)"
-    return f"{title}\n\n" + table(["rows", "columns", "d", "time", "floor", "TFLOP/s"], lines)
-
-
 # --- on paper --------------------------------------------------------------------------------------------------------
 
 BATCH = 2**20
@@ -271,27 +254,13 @@ NVLINK, INFINIBAND = 450e9, 50e9  # bytes a second, one way, of a GPU
 CARDS = 8  # GPUs of a node, each with an InfiniBand card
 
 
-def paper(rate: float, cells: list[Cell] | None = None) -> str:
-    """One step at a global batch of 2^20 on 8, 64 and 512 GPUs.
-
-    Args:
-        rate: operations a second of a GPU, for what is not measured.
-        cells: of a measurement; its "share" cells say what a GPU's rows take against all columns, and in a ring step.
-    """
-    measured = {
-        (cell["n"], cell["columns"], cell["d"]): cell["seconds"]
-        for cell in cells or []
-        if _is(cell, "share") and cell["status"] == "ok"
-    }
-
-    def compute(rows: int, columns: int, d: int) -> float:
-        return measured.get((rows, columns, d)) or 4 * rows * columns * d / rate
-
+def paper(rate: float) -> str:
+    """One step at a global batch of 2^20 on 8, 64 and 512 GPUs, each at a rate of operations a second."""
     lines = []
     for d in (128, 512):
         for processes in (8, 64, 512):
             rows = BATCH // processes
-            whole, step = compute(rows, BATCH, d), compute(rows, rows, d)
+            whole, step = 4 * rows * BATCH * d / rate, 4 * rows * rows * d / rate
             inside = processes <= CARDS
             for width in (4, 2):
                 moved = (processes - 1) * rows * d * width
@@ -304,5 +273,4 @@ def paper(rate: float, cells: list[Cell] | None = None) -> str:
                 lines.append([*first, *map(_seconds, (step, transfer)), hidden, *map(_seconds, (ring, gather + whole))])
     header = ["d", "GPUs", "rows each", "bytes a number", "compute", "moved per link"]
     header += ["ring step: compute", "ring step: transfer", "hidden", "in all, ring", "in all, all-gather"]
-    source = f"Compute at {rate / 1e12:.0f} TFLOP/s" if not measured else "Compute as measured on one GPU (table above)"
-    return f"{source}; links as assumed above.\n\n{table(header, lines)}"
+    return f"Compute at {rate / 1e12:.0f} TFLOP/s; links as assumed above.\n\n{table(header, lines)}"

@@ -293,7 +293,6 @@ def test_what_was_not_measured_is_named_below_its_table() -> None:
     growth = tables._growth(cells, [[64, 8]])
     assert "| large | oom |" in growth
     assert "late" not in growth
-    assert tables._shares([{**common, "setting": "share", "status": "not run: out of time"}]) == ""
 
 
 def test_commit_is_null_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

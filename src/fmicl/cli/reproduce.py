@@ -19,7 +19,7 @@ class Reproduce(LauncherOptions):
     """Reproduce tables and figures of the paper; without a name, list them with what they need."""
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
-    """Which ones; all is every one."""
+    """Names of tables and figures; all is every one."""
     scale: Literal["full", "small"] = "full"
     """full: the paper's data and lengths. small: digits, or a tiny BERT on generated sentences, in minutes on a CPU."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RECIPE=PATH ...")] = ()

@@ -172,10 +172,9 @@ class Outcomes:
 
     def measured(self, key: Name, name: str) -> Measured:
         """A score over the seeds of a key: blank without a run, "failed" if the run failed."""
-        known = [(outcome.score(name), outcome.source) for outcome in self[key]]
-        known = [(value, source) for value, source in known if value is not None]
+        known = [(value, run.source) for run in self[key] if (value := run.score(name)) is not None]
         missing = "failed" if key_of(key) in self.failed else ""
-        return Measured(tuple(float(v or 0.0) for v, _ in known), tuple(source for _, source in known), missing)
+        return Measured(tuple(value for value, _ in known), tuple(source for _, source in known), missing)
 
 
 def curve(label: str, measured: Mapping[Any, Measured]) -> list[Line]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,7 +117,7 @@ def _text_start(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
 
 def _entry(entry: Entry, archive: Path) -> dict[str, Any]:
     if isinstance(entry, Measured):
-        value = statistics.fmean(entry.values) if entry.values else None
+        value = entry.mean if entry.values else None
         return {"text": str(entry), "value": value, "runs": [_id(source, archive) for source in entry.sources]}
     value = entry if isinstance(entry, int | float) else None
     return {"text": f"{entry:.2f}" if isinstance(entry, float) else entry or "", "value": value, "runs": []}

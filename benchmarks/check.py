@@ -1,4 +1,4 @@
-"""Is the Triton kernel right on this GPU? Every pair function and size, and whole losses, against float64.
+"""Errors of the Triton kernels against float64: every pair function and size, and whole losses.
 
     python benchmarks/check.py --json results/benchmarks/check-h200.json      # a CUDA GPU: about two minutes
     TRITON_INTERPRET=1 python benchmarks/check.py --quick          # without one, small sizes, in Triton's interpreter

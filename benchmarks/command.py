@@ -1,4 +1,4 @@
-"""How long `fmicl train` takes as a whole, as a user types it, and where that goes.
+"""Time of a whole run of `fmicl train`, by stage.
 
     python benchmarks/command.py --json results/benchmarks/command-h200.json -- cifar10 --data-dir DIR --out RUN
 

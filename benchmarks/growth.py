@@ -1,4 +1,4 @@
-"""The picture of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
+"""Figure of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
 
     python benchmarks/growth.py results/benchmarks/loss-*.json
 

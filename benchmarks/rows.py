@@ -1,4 +1,4 @@
-"""What is measured: our kernels and losses, and what others compute for the same objective.
+"""Implementations that are compared: our kernels and losses, and those of others for the same objective.
 
 A setting is one objective on the same inputs; its rows give the same value and gradient:
 

@@ -1,4 +1,4 @@
-"""The tables of a measurement, from its JSON, in Markdown; and the calculation of many GPUs."""
+"""Markdown tables of a measurement, from its JSON; and the calculation of many GPUs."""
 
 from __future__ import annotations
 

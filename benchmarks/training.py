@@ -1,4 +1,4 @@
-"""Where a training step goes: time of its parts, time of an epoch, memory, and the kernels that take longest.
+"""Profile of a training step: time of its parts and of an epoch, memory, and the kernels that take longest.
 
     python benchmarks/training.py --json results/benchmarks/training-h200.json  # the recipe cifar10 on random images
     python benchmarks/training.py --set method=moco symmetric=True --kernels kernels.txt --timeline step.txt

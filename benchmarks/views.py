@@ -1,4 +1,4 @@
-"""How fast views are made: on a CPU against torchvision, and from folders of files for a GPU.
+"""Speed of random views: on a CPU against torchvision, and from folders of files for a GPU.
 
     python benchmarks/views.py cpu --json results/benchmarks/views-cpu.json
     python benchmarks/views.py files --json results/benchmarks/views-files-h200.json

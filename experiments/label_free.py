@@ -1,4 +1,4 @@
-"""How well does each score without labels order runs by their accuracy? docs/choosing.md from the archived runs.
+"""Rank correlations of scores without labels with accuracy: docs/choosing.md from the archived runs.
 
     python experiments/label_free.py            # write the tables
     python experiments/label_free.py --check    # exit code 1 if the page differs from the archived runs

@@ -1,4 +1,4 @@
-"""Archive runs: one JSON file for each run folder, with everything that says what was measured, on what and how.
+"""Archive of runs: a JSON file for each run folder, with settings, versions, device, results and metrics.
 
     python experiments/record.py RUN [RUN ...] --into results/
     python experiments/record.py sweeps/cifar10-001 --into results/           # all finished runs of a sweep

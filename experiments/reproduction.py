@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: docs/reproduction.md from the archived runs in results/.
+"""Tables of our numbers beside the paper's: docs/reproduction.md from the archived runs in results/.
 
     python experiments/reproduction.py            # write the tables
     python experiments/reproduction.py --check    # exit code 1 if the page differs from the archived runs

@@ -1,4 +1,4 @@
-"""Sentences as a masked language model trains on them: a vocabulary, packed rows of tokens, masked batches.
+"""Data of masked language modelling: a vocabulary, packed rows of tokens, masked batches.
 
 A row holds whole sentences, each [CLS] ... [SEP], and padding at its end only. All that the model needs to keep them
 apart, attention and positions, follows from the tokens (`sentence_layout`).

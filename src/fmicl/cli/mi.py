@@ -31,11 +31,11 @@ class MI:
     y: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="Y.npy")]
     """Array (N, ...) of the second variable, row by row with the first."""
     divergence: str = "kl"
-    """The f-divergence: kl is Shannon's mutual information, in nats."""
+    """The f-divergence, by name (fmicl.list_divergences()): kl is Shannon's mutual information, in nats."""
     estimator: tuple[str, ...] = CHOSEN
-    """Estimators of the table."""
+    """Estimators of the table: bounds, classifiers and plug-ins; an unknown name lists all."""
     critic: str = "copula"
-    """Function that is trained to tell joint from independent pairs."""
+    """Function that is trained to tell joint from independent pairs; an unknown name lists all."""
     marginals: Literal["normal", "standard"] = "normal"
     """What is done to continuous columns first: ranks mapped to a Gaussian, or mean 0 and variance 1."""
     steps: int = 800

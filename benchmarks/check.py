@@ -1,4 +1,4 @@
-"""Is the Triton kernel right on this GPU? Every pair function and size, and whole losses, against float64.
+"""Errors of the Triton kernels against float64: every pair function and size, and whole losses.
 
     python benchmarks/check.py --json results/benchmarks/check-h200.json      # a CUDA GPU: about two minutes
     TRITON_INTERPRET=1 python benchmarks/check.py --quick          # without one, small sizes, in Triton's interpreter
@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import platform
-import shlex
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from measure import provenance
 from torch import Tensor
 
 import fmicl
 from fmicl import kernels
 from fmicl.kernels import PairFunction, Square, reference
 from fmicl.kernels.triton import TritonBackend
+from fmicl.utils.files import write_json
 
 SIZES = [
     (2, 1), (77, 5), (1000, 64), (3000, 128), (5000, 200), (500, 512), (3000, 512), (9000, 512), (1500, 2048)
@@ -193,7 +190,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small sizes only")
     parser.add_argument("--json", type=Path, help="file to write all errors to")
-    parser.add_argument("--commit", default="unknown", help="of the tree")
+    parser.add_argument("--commit", help="of the tree, where git is not there to ask")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     found = []
@@ -222,17 +219,7 @@ def main() -> int:
         cells = (row["what"], row["n"], row["d"], row["mode"], f"{row['loss']:.1e}", f"{row['gradient']:.1e}")
         print("| " + " | ".join(map(str, cells)) + f" | {'' if fine else 'TOO LARGE'} |")
     if options.json is not None:
-        name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or "CPU"
-        command = shlex.join(["python", "benchmarks/check.py", *sys.argv[1:]])
-        machine = {
-            "command": command,
-            "commit": options.commit,
-            "device": name,
-            "torch": torch.__version__,
-            "triton": triton.__version__,
-        }
-        date = datetime.now(UTC).date().isoformat()
-        options.json.write_text(json.dumps({"machine": machine, "date": date, "errors": found}, indent=1) + "\n")
+        write_json(options.json, {**provenance(device.type, options.commit, ["torch", "triton"]), "errors": found})
     print(f"{len(found) - wrong} of {len(found)} within bounds")
     return int(wrong > 0)
 

@@ -1,4 +1,4 @@
-"""How long `fmicl train` takes as a whole, as a user types it, and where that goes.
+"""Time of a whole run of `fmicl train`, by stage.
 
     python benchmarks/command.py --json results/benchmarks/command-h200.json -- cifar10 --data-dir DIR --out RUN
 
@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
+from measure import provenance
 
-__all__ = ["main", "stages", "watch"]
+from fmicl.utils.files import write_json
 
 FOLDER, TRAINED = ("run folder ", "continuing in "), "trained; now"
 
@@ -85,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     cut = given.index("--") if "--" in given else len(given)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="file to write the times to")
-    parser.add_argument("--commit", default="unknown", help="of the tree")
+    parser.add_argument("--commit", help="of the tree, where git is not there to ask")
     options = parser.parse_args(given[:cut])
     train = given[cut + 1 :]
     if "--out" not in train:
@@ -105,17 +102,14 @@ def main(arguments: list[str] | None = None) -> int:
         for place in ("--out", "--data-dir"):
             if place in shown:
                 shown[shown.index(place) + 1] = place[2:].partition("-")[0].upper()
-        told: dict[str, Any] = {
+        record = {
+            **provenance("cuda" if torch.cuda.is_available() else "cpu", options.commit),
             "command": " ".join(["fmicl", "train", *shown]),
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "CPU",
-            "versions": {"python": platform.python_version(), "torch": torch.__version__},
-            "commit": options.commit,
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
             "epochs": len(rows),
             "looks": sum(bool(row.get("knn")) for row in rows),
             "seconds": seconds,
         }
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, record)
     return 0
 
 

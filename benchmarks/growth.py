@@ -1,4 +1,4 @@
-"""The picture of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
+"""Figure of time against N, and the tables of benchmarks/README.md, from the JSON files of benchmarks/loss.py.
 
     python benchmarks/growth.py results/benchmarks/loss-*.json
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +76,21 @@ def draw(measured: list[Data], path: Path) -> None:
     pyplot.close(figure)
 
 
-def replace(text: str, name: str, content: str) -> str:
-    """Put content between the markers of that name.
+def update(page: Path, contents: Mapping[str, str]) -> None:
+    """Put contents between the markers of their names in a Markdown page.
 
     Raises:
-        ValueError: if the text has no such markers.
+        ValueError: if the page has no such markers.
     """
-    begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
-    before, found_begin, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not (found_begin and found_end):
-        raise ValueError(f"there is no part between {begin} and {end} to put the tables into")
-    return f"{before}{begin}\n\n{content}\n\n{end}{after}"
+    text = page.read_text(encoding="utf-8")
+    for name, content in contents.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, found_begin, rest = text.partition(begin)
+        _, found_end, after = rest.partition(end)
+        if not (found_begin and found_end):
+            raise ValueError(f"there is no part between {begin} and {end} to put the tables into")
+        text = f"{before}{begin}\n\n{content}\n\n{end}{after}"
+    page.write_text(text, encoding="utf-8")
 
 
 def join(files: list[Data]) -> list[Data]:
@@ -164,7 +168,7 @@ def _missing(cell: Data) -> bool:
 
 
 def _cell_key(cell: Data) -> tuple[Any, ...]:
-    return tuple(cell.get(key) for key in ("kind", "setting", "name", "n", "d", "columns"))
+    return tuple(cell.get(key) for key in ("kind", "setting", "name", "n", "d"))
 
 
 def main() -> None:
@@ -174,15 +178,15 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, default=HERE / "growth.png", help="picture to write")
     options = parser.parse_args()
     measured = join([json.loads(path.read_text()) for path in options.json])
-    text = options.readme.read_text()
+    contents = {}
     for data in measured:
-        content = tables.render(data)
-        print(content)
-        text = replace(text, data["machine"]["device"], content)
-        if data["machine"]["device"] == "cuda" and data["rate"]:
-            text = replace(text, "paper", tables.paper(data["rate"], data["cells"]))
+        device = data["machine"]["device"]
+        contents[device] = tables.render(data)
+        print(contents[device])
+        if device == "cuda" and data["rate"]:
+            contents["paper"] = tables.paper(data["rate"])
     draw(measured, options.figure)
-    options.readme.write_text(text)
+    update(options.readme, contents)
 
 
 if __name__ == "__main__":

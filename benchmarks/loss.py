@@ -12,16 +12,13 @@ the rest goes on. Steps run in a process of their own, a new one after each fail
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import importlib.metadata
 import json
 import multiprocessing
 import os
-import platform
-import shlex
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ import torch  # noqa: E402
 import wall  # noqa: E402
 from rows import CRITIC, ROWS, Row, operations  # noqa: E402
 
-from fmicl.utils import provenance  # noqa: E402
+from fmicl.utils.files import write_json  # noqa: E402
 
 Job = dict[str, Any]
 Cell = dict[str, Any]
@@ -67,20 +64,11 @@ def work(connection: Any, settings: dict[str, Any]) -> None:
         try:
             cell = run_job(job, settings)
         except Exception as problem:
-            cell = {"status": describe(problem), "lost": settings["device"] == "cuda" and not device_works()}
+            cell = {"status": measure.describe(problem), "lost": settings["device"] == "cuda" and not device_works()}
         connection.send(cell)
         gc.collect()
         if settings["device"] == "cuda" and not cell.get("lost"):
             torch.cuda.empty_cache()
-
-
-def describe(problem: Exception) -> str:
-    text = " ".join(str(problem).split())
-    if isinstance(problem, torch.OutOfMemoryError | MemoryError) or "out of memory" in text.lower():
-        return "oom"
-    if isinstance(problem, ImportError):
-        return f"not available: {text[:80]}"
-    return f"error: {type(problem).__name__}: {text[:120]}"
 
 
 def device_works() -> bool:
@@ -107,25 +95,23 @@ def run_job(job: Job, settings: dict[str, Any]) -> Cell:
     needed = 4 * (row.dense + row.cubic * n) * n * n
     if needed > free_memory(device):
         return {"status": f"does not fit: {needed / 1e9:.0f} GB"}
-    return (errors if job["kind"] == "error" else times)(row, n, d, job.get("columns"), settings)
+    return (errors if job["kind"] == "error" else times)(row, n, d, settings)
 
 
-def times(row: Row, n: int, d: int, columns: int | None, settings: dict[str, Any]) -> Cell:
+def times(row: Row, n: int, d: int, settings: dict[str, Any]) -> Cell:
     device = settings["device"]
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     if device == "cpu":  # libraries and threads are loaded by something small
         small = measure.inputs(64, d, device, dtype)
         row.make(*small)()
     x, y = measure.inputs(n, d, device, dtype)
-    if columns is not None and columns != n:
-        y = measure.inputs(columns, d, device, dtype)[1]
     step = row.make(x, y)
     with measure.watched(device == "cuda" and n * n * d >= LONG) as seen:
         found = measure.measure(step, (x, y), settings["time_limit"])
     return {"status": "ok", **found, **seen}
 
 
-def errors(row: Row, n: int, d: int, columns: int | None, settings: dict[str, Any]) -> Cell:  # noqa: ARG001
+def errors(row: Row, n: int, d: int, settings: dict[str, Any]) -> Cell:
     """Inputs are float32 leaves, on CUDA with values that bfloat16 has, so that the gradient is not rounded to it."""
     device = settings["device"]
     rounded = torch.bfloat16 if device == "cuda" else torch.float32
@@ -150,18 +136,15 @@ def plan(settings: dict[str, Any], sizes: list[tuple[int, int]] | None) -> tuple
     cuda = device == "cuda"
     if quick:
         main, growth, middle, losses, wide = [(256, 32)], [256, 512], (256, 32), [(256, 32)], [(256, 32)]
-        shares = [(128, 256, 32)]
     elif cuda:
         main = [(4096, 512), (65536, 128), (65536, 512), (1048576, 128)]
         growth, middle = GROWTH, (65536, 128)
         losses, wide = [(4096, 512), (65536, 128), (65536, 512)], [(512, 128), (4096, 512), (65536, 128)]
-        total = 2**20
-        shares = [(total // p, columns, d) for d in (128, 512) for p in (8, 64, 512) for columns in (total, total // p)]
     else:
         main, growth, middle = [(8192, 128), (65536, 128)], GROWTH[:4], (8192, 128)
-        losses, wide, shares = [(8192, 128)], [(256, 128), (4096, 128)], []
+        losses, wide = [(8192, 128)], [(256, 128), (4096, 128)]
     if sizes is not None:
-        main, growth, losses, wide, middle, shares = sizes, [], sizes, sizes, sizes[0], []
+        main, growth, losses, wide, middle = sizes, [], sizes, sizes, sizes[0]
     only_ours = 65536 if not cuda else 2**62  # the CPU's large size is for the tiled kernel alone
     series = [(n, 128 if not quick else 32) for n in growth]
 
@@ -186,9 +169,6 @@ def plan(settings: dict[str, Any], sizes: list[tuple[int, int]] | None) -> tuple
     ]
     for setting, where in (("kl", main), ("infonce", losses), ("ntxent", wide)):
         jobs += timed(setting, where, None)
-    for n, columns, d in shares:
-        name = "ours, one process's rows"
-        jobs.append({"kind": "time", "setting": "share", "name": name, "n": n, "d": d, "columns": columns})
     jobs += timed("kl", series, None) + timed("infonce", [size for size in series if size[0] <= 2**18], None)
     unique = {json.dumps(job, sort_keys=True): job for job in jobs}
     shown = {"kl": main, "infonce": losses, "ntxent": wide, "loss": losses, "growth": series}
@@ -203,7 +183,6 @@ def predicted(job: Job, cells: list[Cell]) -> float:
         for cell in cells
         if (cell["setting"], cell["name"], cell["status"]) == (job["setting"], job["name"], "ok")
         and "seconds" in cell
-        and job["setting"] != "share"
         and cell["n"] ** 2 * cell["d"] < size
     ]
     return max(known)[1] * size / max(known)[0] if known else 0.0
@@ -252,27 +231,15 @@ class Worker:
 
 def describe_machine(settings: dict[str, Any], commit: str | None) -> dict[str, Any]:
     cuda = settings["device"] == "cuda"
-    versions = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    if cuda:
-        versions["cuda"] = str(torch.version.cuda)
-    if commit is None:
-        commit = provenance.commit()
-    now = datetime.datetime.now(datetime.UTC)
+    found = measure.provenance(settings["device"], commit, PACKAGES)
     return {
+        **found,
+        "versions": {**found["versions"], **({"cuda": str(torch.version.cuda)} if cuda else {})},
         "device": settings["device"],
-        "name": torch.cuda.get_device_name() if cuda else measure.processor(),
+        "name": found["device"],
         "threads": torch.get_num_threads(),
         "dtype": "bfloat16" if cuda else "float32",
-        "versions": versions,
-        "date": now.strftime("%Y-%m-%d"),
-        "recorded": now.isoformat(timespec="seconds"),  # of two records of a cell, the later one counts
-        "commit": commit,
-        "command": shlex.join(["python", "benchmarks/loss.py", *sys.argv[1:]]),
+        "recorded": datetime.now(UTC).isoformat(timespec="seconds"),  # of two records of a cell, the later one counts
         "quick": settings["quick"],
     }
 
@@ -343,7 +310,7 @@ def main() -> None:
             data["sustained"] = {key: value for key, value in cell.items() if key not in ("status", "rate")}
         else:
             row = ROWS[job["setting"], job["name"]]
-            work_done = operations(job["setting"], job["name"], job["n"], job["d"], job.get("columns"))
+            work_done = operations(job["setting"], job["name"], job["n"], job["d"])
             cell = {**job, "ours": row.ours, "via": row.via, "operations": work_done, **cell}
             if data["rate"]:
                 cell["floor"] = work_done / data["rate"]
@@ -352,7 +319,7 @@ def main() -> None:
         what = f"{words} {job.get('n', '')}x{job.get('d', '')}" if job["kind"] != "rate" else "matrix rate"
         print(f"[{time.monotonic() - started:5.0f} s] {what}: {cell['status']} {shown}", file=sys.stderr, flush=True)
         if options.json is not None:
-            write(options.json, data)
+            write_json(options.json, data)
     worker.stop()
     print(tables.render(json.loads(json.dumps(data))))
 
@@ -373,16 +340,8 @@ def measure_wall_clock(options: argparse.Namespace, device: str) -> None:
     cells = wall.run_all(todo, settings, processes)
     data = {"machine": describe_machine(settings, options.commit), "cells": cells}
     if options.json is not None:
-        write(options.json, data)
+        write_json(options.json, data)
     print(tables.wall(data))
-
-
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(data, indent=1) + "\n")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

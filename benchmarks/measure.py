@@ -1,4 +1,4 @@
-"""Time, memory and error of a step (loss plus gradient), on a CUDA GPU or on the CPU.
+"""Time, memory and error of a step (loss plus gradient), on a CUDA GPU or on the CPU; and a record's provenance.
 
 Time on CUDA is between two events. The GPU is given something to do first, so that Python is ahead of it and the time
 is the GPU's own (`seconds`); what the same step takes when it is called again and again from Python, launches and all,
@@ -13,16 +13,21 @@ from __future__ import annotations
 import contextlib
 import gc
 import platform
+import shlex
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Step", "inputs", "kl_errors", "matmul_rate", "measure", "sustained_rate", "watched"]
+from fmicl.utils.provenance import commit as current_commit
+from fmicl.utils.provenance import versions
 
 Step = Callable[[], Tensor]
 """Computes a loss and leaves its gradient in the leaves; returns the loss."""
@@ -33,14 +38,24 @@ AHEAD = 4_000_000  # GPU cycles (about 2 ms) that Python gets as a head start, d
 LONGER = 5
 
 
-def inputs(n: int, d: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two leaves of random unit rows; the second is a view of the first's samples."""
+def inputs(n: int, d: int, device: str, dtype: torch.dtype, *, normalised: bool = True) -> tuple[Tensor, Tensor]:
+    """Two leaves of random rows, on the unit sphere or not; the second is a view of the first's samples."""
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(n, d, generator=generator, device=device)
     y = x + 0.5 * torch.randn(n, d, generator=generator, device=device)
-    rows = (torch.nn.functional.normalize(value, dim=1).to(dtype) for value in (x, y))
-    first, second = (value.requires_grad_() for value in rows)
-    return first, second
+    if normalised:
+        x, y = (torch.nn.functional.normalize(value, dim=1) for value in (x, y))
+    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
+
+
+def describe(problem: Exception) -> str:
+    """Why a cell of a table has no number."""
+    text = " ".join(str(problem).split())
+    if isinstance(problem, torch.OutOfMemoryError | MemoryError) or "out of memory" in text.lower():
+        return "oom"
+    if isinstance(problem, ImportError):
+        return f"not available: {text[:80]}"
+    return f"error: {type(problem).__name__}: {text[:120]}"
 
 
 def measure(step: Step, leaves: tuple[Tensor, ...], limit: float) -> dict[str, float]:
@@ -255,9 +270,28 @@ def kl_errors(
     )
 
 
+def provenance(device: str, commit: str | None = None, packages: Iterable[str] = ("torch",)) -> dict[str, Any]:
+    """Command, device, versions, commit and date, for the record of a measurement.
+
+    Args:
+        device: cuda or cpu.
+        commit: of the tree, where git is not there to ask.
+        packages: whose versions count; those that are not installed are left out.
+    """
+    known = {name: version for name, version in versions(packages).items() if version is not None}
+    return {
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "device": torch.cuda.get_device_name() if device == "cuda" else processor(),
+        "versions": known,
+        "commit": commit or current_commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+    }
+
+
 def processor() -> str:
     """The model of this machine's CPU."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
+    information = Path("/proc/cpuinfo")
+    for line in information.read_text().splitlines() if information.exists() else ():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()

@@ -1,4 +1,4 @@
-"""What is measured: our kernels and losses, and what others compute for the same objective.
+"""Implementations that are compared: our kernels and losses, and those of others for the same objective.
 
 A setting is one objective on the same inputs; its rows give the same value and gradient:
 
@@ -7,7 +7,6 @@ A setting is one objective on the same inputs; its rows give the same value and 
     loss       whole losses of two views, gradient in both
     infonce    one direction: mean_i -log(e^(x_i.y_i / t) / sum_j e^(x_i.y_j / t)), gradient in x and y
     ntxent     SimCLR's: every one of the 2 N views against all others
-    share      what one of P processes computes of `kl`: its N / P rows against all N columns (or N / P of a ring step)
 
 `OPERATIONS` says what each needs at the least if no matrix of N x N is kept, in multiples of N^2 d.
 """
@@ -26,8 +25,6 @@ from torch import Tensor
 import fmicl
 from fmicl.kernels import pair_sum
 
-__all__ = ["CRITIC", "ROWS", "TEMPERATURE", "Row", "operations"]
-
 TEMPERATURE = 0.1
 CRITIC = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("kl"), d=2)
 
@@ -35,7 +32,7 @@ Make = Callable[[Tensor, Tensor], Step]
 
 # A product of tiles is 2 N^2 d. A penalty: one for the inner products, one for each side's gradient. A softmax: the
 # inner products twice, since no gradient can start before the row's normaliser is known. NT-Xent's square has side 2 N.
-OPERATIONS = {"kl": 4, "divergence": 4, "infonce": 8, "ntxent": 24, "share": 4}
+OPERATIONS = {"kl": 4, "divergence": 4, "infonce": 8, "ntxent": 24}
 OPERATIONS_OF = {"FMICLLoss KL": 4, "AlignUniformLoss": 4, "SpectralContrastiveLoss": 6}
 
 
@@ -64,10 +61,10 @@ class Row:
     device: str | None = None
 
 
-def operations(setting: str, name: str, n: int, d: int, columns: int | None = None) -> float:
+def operations(setting: str, name: str, n: int, d: int) -> float:
     """Floating-point operations of the setting: what its floor is made of."""
     factor = OPERATIONS_OF.get(name.split(",")[0], OPERATIONS.get(setting, 4))
-    return float(factor) * n * (columns or n) * d
+    return float(factor) * n * n * d
 
 
 def _backward(loss: Tensor) -> Tensor:
@@ -102,12 +99,6 @@ def _infonce(negatives: str, kernel: str, precision: str) -> Make:
     return _loss(
         fmicl.InfoNCELoss(TEMPERATURE, negatives, normalised=True, kernel=kernel, precision=precision)  # type: ignore[arg-type]
     )
-
-
-def _share(x: Tensor, y: Tensor) -> Step:
-    """Rows x against columns y that are somebody else's: no gradient for them."""
-    columns = y.detach()
-    return lambda: _backward(pair_sum(x, columns, CRITIC, None, fast=True))
 
 
 # --- rivals of the pairwise sum --------------------------------------------------------------------------------------
@@ -287,7 +278,6 @@ def _rows() -> list[Row]:
         Row("ntxent", "ours, triton high", _infonce("both", "triton", "high"), True, by_loss, device="cuda"),
         Row("ntxent", "lightly NTXentLoss", _lightly, dense=12),
         Row("ntxent", "pytorch-metric-learning NTXentLoss", _metric_learning, cubic=32),
-        Row("share", "ours, one process's rows", _share, True, by_sum),
     ]
     whole = [Row("loss", name, _loss(module), True, type(module).__name__) for name, module in losses.items()]
     nine = [Row("divergence", name, _pair_sum("auto", True, name), True, by_sum) for name in fmicl.list_divergences()]

@@ -1,10 +1,8 @@
-"""The tables of a measurement, from its JSON, in Markdown; and the one on paper, of many GPUs."""
+"""Markdown tables of a measurement, from its JSON; and the calculation of many GPUs."""
 
 from __future__ import annotations
 
 from typing import Any
-
-__all__ = ["paper", "render", "summary", "wall"]
 
 Cell = dict[str, Any]
 
@@ -40,33 +38,24 @@ def render(data: dict[str, Any]) -> str:
     cells = data["cells"]
     parts = [summary(data)]
     parts += [_compared(setting, [cell for cell in cells if _is(cell, setting)], data) for setting in TITLES]
-    parts += [_divergences(cells), _errors(cells), _growth(cells, data["sizes"]["growth"]), _shares(cells)]
+    parts += [_divergences(cells), _errors(cells), _growth(cells, data["sizes"]["growth"])]
     return "\n\n".join(part for part in parts if part)
 
 
 def wall(data: dict[str, Any]) -> str:
     """Wall-clock milliseconds of a loss and its gradient, one size a line, with the fastest in bold."""
-    machine = data["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    threads = f", {machine['threads']} thread{'s' * (machine['threads'] > 1)}" if machine["device"] == "cpu" else ""
-    parts = [
-        f"{machine['name']}{threads}; {versions}. Measured {machine['date']} at commit "
-        f"{machine['commit'] or 'unknown'} by `{machine['command']}`."
-    ]
+    parts = [f"{_conditions(data['machine'])}."]
     for setting in dict.fromkeys(cell["setting"] for cell in data["cells"]):
-        cells = [cell for cell in data["cells"] if cell["setting"] == setting]
-        names = [
-            name
-            for name in dict.fromkeys(cell["name"] for cell in sorted(cells, key=lambda cell: cell["name"] != "ours"))
-            if any(cell["name"] == name and cell["status"] != "not installed" for cell in cells)
-        ]
+        absent = ("not installed", "not available")
+        cells = [c for c in data["cells"] if c["setting"] == setting and not c["status"].startswith(absent)]
+        names = list(dict.fromkeys(cell["name"] for cell in sorted(cells, key=lambda cell: cell["name"] != "ours")))
         lines = []
         for n, d, dtype in dict.fromkeys((cell["n"], cell["d"], cell["dtype"]) for cell in cells):
             here = {cell["name"]: cell for cell in cells if (cell["n"], cell["d"], cell["dtype"]) == (n, d, dtype)}
             fastest = min((cell["seconds"] for cell in here.values() if cell["status"] == "ok"), default=0.0)
             shown = [_milliseconds(here.get(name, {"status": ""}), fastest) for name in names]
             lines.append([f"{n:,} x {d}", dtype, *shown])
-        parts.append(f"**{setting}**, ms\n\n" + _table(["N x d", "type", *names], lines))
+        parts.append(f"**{setting}**, ms\n\n" + table(["N x d", "type", *names], lines))
     return "\n\n".join(parts)
 
 
@@ -80,17 +69,24 @@ def _milliseconds(cell: Cell, fastest: float) -> str:
 def summary(data: dict[str, Any]) -> str:
     """On what, with what, when."""
     machine = data["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    threads = f", {machine['threads']} threads" if machine["device"] == "cpu" else ""
     rate = f"{data['rate'] / 1e12:.3g} TFLOP/s" if data["rate"] else "not measured"
     size = "8,192³" if machine["device"] == "cuda" else "4,096³"
     if machine["quick"]:
         size = "small"
     return (
-        f"{machine['name']}{threads}; {machine['dtype']} inputs; {versions}. Measured {machine['date']} at commit "
-        f"{machine['commit'] or 'unknown'} by `{machine['command']}`{_later(machine)}. "
-        f"Matrix rate in the same run ({machine['dtype']}, {size}): "
-        f"{rate}{_sustained(data)}."
+        f"{_conditions(machine, machine['dtype'])}{_later(machine)}. "
+        f"Matrix rate in the same run ({machine['dtype']}, {size}): {rate}{_sustained(data)}."
+    )
+
+
+def _conditions(machine: dict[str, Any], dtype: str = "") -> str:
+    """Device, versions, date, commit and command of a measurement."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    threads = f", {machine['threads']} thread{'s' * (machine['threads'] > 1)}" if machine["device"] == "cpu" else ""
+    inputs = f" {dtype} inputs;" if dtype else ""
+    return (
+        f"{machine['name']}{threads};{inputs} {versions}. Measured {machine['date']} at commit "
+        f"{machine['commit'] or 'unknown'} by `{machine['command']}`"
     )
 
 
@@ -115,7 +111,8 @@ def _is(cell: Cell, setting: str) -> bool:
     return bool(cell["setting"] == setting and cell["kind"] == "time")
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -166,7 +163,7 @@ def _compared(setting: str, cells: list[Cell], data: dict[str, Any]) -> str:
     header = ["N", "d", "implementation", "time", *(["called from Python"] if cuda else [])]
     header += ["floor", "floor / time", "times ours", "memory", *(["target"] if h200 else [])]
     note = f"\n\nNot measured {'; '.join(missing)}." if missing else ""
-    return f"**{TITLES[setting]}** (floor: {FLOORS[setting]} operations)\n\n{_table(header, lines)}{note}"
+    return f"**{TITLES[setting]}** (floor: {FLOORS[setting]} operations)\n\n{table(header, lines)}{note}"
 
 
 def _measured(cell: Cell) -> bool:
@@ -202,7 +199,7 @@ def _divergences(cells: list[Cell]) -> str:
         else:
             lines.append([cell["name"], cell["status"], "", ""])
     n, d = found[0]["n"], found[0]["d"]
-    return f'**The nine divergences** (N = {n:,}, d = {d}, pair_sum, kernel="auto")\n\n' + _table(
+    return f'**The nine divergences** (N = {n:,}, d = {d}, pair_sum, kernel="auto")\n\n' + table(
         ["divergence", "time", "times KL", "memory"], lines
     )
 
@@ -216,9 +213,8 @@ def _errors(cells: list[Cell]) -> str:
         good = cell["status"] == "ok"
         numbers = [f"{cell['loss_error']:.1e}", f"{cell['gradient_error']:.1e}"] if good else [cell["status"], ""]
         lines.append([f"{cell['n']:,}", str(cell["d"]), cell["name"], *numbers])
-    return (
-        "**Relative error against float64** (KL; loss over all pairs, gradient in norm over 2,048 rows)\n\n"
-        + _table(["N", "d", "implementation", "loss", "gradient"], lines)
+    return "**Relative error against float64** (KL; loss over all pairs, gradient in norm over 2,048 rows)\n\n" + table(
+        ["N", "d", "implementation", "loss", "gradient"], lines
     )
 
 
@@ -247,25 +243,8 @@ def _growth(cells: list[Cell], sizes: list[list[int]]) -> str:
         ]
         lines.append(["*floor*", *("" if floor is None else f"*{_seconds(floor)}*" for floor in floors)])
         title = f"**Growth, {setting}** (d = {series[0][1]})"
-        parts.append(f"{title}\n\n" + _table(["", *(f"{n:,}" for n, _ in series)], lines))
+        parts.append(f"{title}\n\n" + table(["", *(f"{n:,}" for n, _ in series)], lines))
     return "\n\n".join(parts)
-
-
-def _shares(cells: list[Cell]) -> str:
-    found = [cell for cell in cells if _is(cell, "share") and _measured(cell)]
-    if not found:
-        return ""
-    lines = []
-    for cell in found:
-        good = cell["status"] == "ok"
-        line = [f"{cell['n']:,}", f"{cell['columns']:,}", str(cell["d"])]
-        line += [
-            _time(cell) if good else cell["status"],
-            _seconds(cell["floor"]) if "floor" in cell else "",
-        ]
-        lines.append([*line, f"{cell['operations'] / cell['seconds'] / 1e12:.0f}" if good else ""])
-    title = "**What one of several processes computes** (rows against the columns of all, and of one ring step)"
-    return f"{title}\n\n" + _table(["rows", "columns", "d", "time", "floor", "TFLOP/s"], lines)
 
 
 # --- on paper --------------------------------------------------------------------------------------------------------
@@ -275,27 +254,13 @@ NVLINK, INFINIBAND = 450e9, 50e9  # bytes a second, one way, of a GPU
 CARDS = 8  # GPUs of a node, each with an InfiniBand card
 
 
-def paper(rate: float, cells: list[Cell] | None = None) -> str:
-    """One step at a global batch of 2^20 on 8, 64 and 512 GPUs.
-
-    Args:
-        rate: operations a second of a GPU, for what is not measured.
-        cells: of a measurement; its "share" cells say what a GPU's rows take against all columns, and in a ring step.
-    """
-    measured = {
-        (cell["n"], cell["columns"], cell["d"]): cell["seconds"]
-        for cell in cells or []
-        if _is(cell, "share") and cell["status"] == "ok"
-    }
-
-    def compute(rows: int, columns: int, d: int) -> float:
-        return measured.get((rows, columns, d)) or 4 * rows * columns * d / rate
-
+def paper(rate: float) -> str:
+    """One step at a global batch of 2^20 on 8, 64 and 512 GPUs, each at a rate of operations a second."""
     lines = []
     for d in (128, 512):
         for processes in (8, 64, 512):
             rows = BATCH // processes
-            whole, step = compute(rows, BATCH, d), compute(rows, rows, d)
+            whole, step = 4 * rows * BATCH * d / rate, 4 * rows * rows * d / rate
             inside = processes <= CARDS
             for width in (4, 2):
                 moved = (processes - 1) * rows * d * width
@@ -308,5 +273,4 @@ def paper(rate: float, cells: list[Cell] | None = None) -> str:
                 lines.append([*first, *map(_seconds, (step, transfer)), hidden, *map(_seconds, (ring, gather + whole))])
     header = ["d", "GPUs", "rows each", "bytes a number", "compute", "moved per link"]
     header += ["ring step: compute", "ring step: transfer", "hidden", "in all, ring", "in all, all-gather"]
-    source = f"Compute at {rate / 1e12:.0f} TFLOP/s" if not measured else "Compute as measured on one GPU (table above)"
-    return f"{source}; links as assumed above.\n\n{_table(header, lines)}"
+    return f"Compute at {rate / 1e12:.0f} TFLOP/s; links as assumed above.\n\n{table(header, lines)}"

@@ -1,4 +1,4 @@
-"""Where a training step goes: time of its parts, time of an epoch, memory, and the kernels that take longest.
+"""Profile of a training step: time of its parts and of an epoch, memory, and the kernels that take longest.
 
     python benchmarks/training.py --json results/benchmarks/training-h200.json  # the recipe cifar10 on random images
     python benchmarks/training.py --set method=moco symmetric=True --kernels kernels.txt --timeline step.txt
@@ -12,19 +12,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import growth  # noqa: E402
 import measure  # noqa: E402
+import tables  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
@@ -38,6 +38,7 @@ from fmicl.training.module import TrainingModule  # noqa: E402
 from fmicl.training.optimisation import Optimisation  # noqa: E402
 from fmicl.training.pipeline import resolve_precision  # noqa: E402
 from fmicl.training.tasks.image_parts import build_image_encoder, build_image_method  # noqa: E402
+from fmicl.utils.files import read_json, write_json  # noqa: E402
 
 IMAGES = 50_000
 UNUSED = frozenset({"accumulate", "baselines", "clip", "dataset", "k", "probe_views", "seed", "sync_batchnorm"})
@@ -216,7 +217,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--timeline", type=Path, help="file to write the kernels of one step to, in order")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
     parser.add_argument("--readme", action="store_true", help="update the table of README.md from results/benchmarks")
-    parser.add_argument("--commit", default="unknown", help="of the tree")
+    parser.add_argument("--commit", help="of the tree, where git is not there to ask")
     return parser.parse_args()
 
 
@@ -240,8 +241,7 @@ def table(files: list[dict[str, Any]]) -> str:
     ]
     rows["peak memory"] = [f"{found['peak_memory_gib']:.1f} GiB" for found in files]
     head, *rest = ([name, *values] for name, values in rows.items())
-    lines = [head, ["---"] * len(head), *rest]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return tables.table(head, rest)
 
 
 def _kernel_rate(found: dict[str, Any]) -> str:
@@ -249,18 +249,6 @@ def _kernel_rate(found: dict[str, Any]) -> str:
     took = found.get("kernels_by_part_ms", {}).get("views")
     views = round(found["views_a_second"] * found["views_alone_ms"] / 1e3)
     return f"{views / took * 1e3:,.0f}" if took else ""
-
-
-def write_table(folder: Path, readme: Path) -> None:
-    """The table of all files in a folder, into the page."""
-    import growth
-
-    files = [
-        json.loads(path.read_text(encoding="utf-8"))
-        for path in sorted(folder.glob("training-*.json"), key=lambda path: path.stem)
-    ]
-    text = growth.replace(readme.read_text(encoding="utf-8"), "training", table(files))
-    readme.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -280,11 +268,7 @@ def main() -> None:
     views = bench.clock(lambda: next(bench.batches), options.steps)
     fixed = next(bench.batches)
     found: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/training.py", *sys.argv[1:]]),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else platform.processor(),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "commit": options.commit,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        **measure.provenance(device.type, options.commit),
         "recipe": options.recipe,
         "settings": options.set,
         "step_ms": round(step, 3),
@@ -308,12 +292,12 @@ def main() -> None:
         )
         head = "microseconds: start, nothing running before it, duration; kernel"
         options.timeline.write_text("\n".join([head, *shown]) + "\n", encoding="utf-8")
-    text = json.dumps(found, indent=1)
-    print(text)
+    print(json.dumps(found, indent=1))
     if options.json is not None:
-        options.json.write_text(text + "\n", encoding="utf-8")
+        write_json(options.json, found)
     if options.readme:
-        write_table(HERE.parent / "results" / "benchmarks", HERE / "README.md")
+        files = sorted((HERE.parent / "results" / "benchmarks").glob("training-*.json"), key=lambda path: path.stem)
+        growth.update(HERE / "README.md", {"training": table([read_json(file) for file in files])})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How fast views are made: on a CPU against torchvision, and from folders of files for a GPU.
+"""Speed of random views: on a CPU against torchvision, and from folders of files for a GPU.
 
     python benchmarks/views.py cpu --json results/benchmarks/views-cpu.json
     python benchmarks/views.py files --json results/benchmarks/views-files-h200.json
@@ -14,30 +14,31 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import growth  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from measure import provenance  # noqa: E402
 from PIL import Image  # noqa: E402
+from tables import table  # noqa: E402
 
 from fmicl.data import Batch, Splits, ViewStream, load_images  # noqa: E402
 from fmicl.data.augmentations.maker import ViewMaker  # noqa: E402
 from fmicl.data.augmentations.views import Views  # noqa: E402
 from fmicl.data.images.decoding import map_in_processes  # noqa: E402
 from fmicl.losses import FMICLLoss  # noqa: E402
+from fmicl.utils.files import write_json  # noqa: E402
 from fmicl.utils.machine import available_cpus  # noqa: E402
 
 SIZES = ((32, 32), (64, 64), (96, 96), (224, 256))
@@ -232,30 +233,30 @@ def tables(folder: Path) -> str:
     parts = []
     for path in sorted(folder.glob("views-cpu*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
-        lines = ["| view | image | blur | ours | torchvision (PIL) | ratio |", "| --- | --- | --- | --- | --- | --- |"]
-        lines += [
-            f"| {row['size']} | {row['image']} | {row['blur']:g} | {row['ours']:,} | {row['torchvision']:,} "
-            f"| {row['ours'] / row['torchvision']:.1f} |"
+        rows = [
+            [str(row["size"]), str(row["image"]), f"{row['blur']:g}", f"{row['ours']:,}", f"{row['torchvision']:,}",
+             f"{row['ours'] / row['torchvision']:.1f}"]
             for row in found["rows"]
-        ]
-        parts.append(f"{_told(found)} Views a second of one thread.\n\n" + "\n".join(lines))
+        ]  # fmt: skip
+        shown = table(["view", "image", "blur", "ours", "torchvision (PIL)", "ratio"], rows)
+        parts.append(f"{_conditions(found)} Views a second of one thread.\n\n{shown}")
     for path in sorted(folder.glob("views-files*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         lines = ["| | |", "| --- | --- |"]
-        for name, about in (("small", "64 x 64"), ("large", "500 x 375")):
-            start, what = found[f"{name}_start"], f"{found[name]['images']:,} JPEG of {about}"
+        for name, side in (("small", "64 x 64"), ("large", "500 x 375")):
+            start, what = found[f"{name}_start"], f"{found[name]['images']:,} JPEG of {side}"
             later = f"{start['later load_s']:.2f} s, {start['later fingerprint_s']:.2f} s"
             lines.append(f"| {what}: first load | {start['first load_s']:.1f} s |")
             lines.append(f"| {what}: later load, fingerprint | {later} |")
-        for name, about in (("files", "decoded in each epoch"), ("mapped", "from the cache")):
+        for name, source in (("files", "decoded in each epoch"), ("mapped", "from the cache")):
             alone, used = found[f"{name}_images_a_second"], found[f"{name}_with_training_images_a_second"]
-            lines.append(f"| 224 pixels, {about}: images a second, alone / with a network | {alone:,} / {used:,} |")
+            lines.append(f"| 224 pixels, {source}: images a second, alone / with a network | {alone:,} / {used:,} |")
         lines.append(f"| the network without the data | {found['training_alone_images_a_second']:,} |")
-        parts.append(f"{_told(found)} {found['cpus']} CPU cores.\n\n" + "\n".join(lines))
+        parts.append(f"{_conditions(found)} {found['cpus']} CPU cores.\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 
-def _told(found: dict[str, Any]) -> str:
+def _conditions(found: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     when = f"Measured {found['date']} at commit {found['commit']} by `{found['command']}`."
     return f"{found['device']}; {versions}. {when}"
@@ -272,18 +273,12 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=12)
     parser.add_argument("--place", type=Path, help="folder for the files, which is removed (default: a temporary one)")
     parser.add_argument("--json", type=Path, help="file to write all numbers to")
-    parser.add_argument("--commit", default="unknown", help="of the tree")
+    parser.add_argument("--commit", help="of the tree, where git is not there to ask")
     parser.add_argument("--readme", action="store_true", help="update the tables of README.md from results/benchmarks")
     options = parser.parse_args()
     if options.part is not None:
-        name = torch.cuda.get_device_name() if options.part == "files" and torch.cuda.is_available() else _processor()
-        found: dict[str, Any] = {
-            "command": " ".join(["python", "benchmarks/views.py", *sys.argv[1:]]),
-            "device": name,
-            "versions": {"python": platform.python_version(), "torch": torch.__version__, "pillow": version("pillow")},
-            "commit": options.commit,
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        }
+        device = "cuda" if options.part == "files" and torch.cuda.is_available() else "cpu"
+        found = provenance(device, options.commit, ["torch", "pillow"])
         if options.part == "cpu":
             found["rows"] = cpu_rates(options.seconds)
         else:
@@ -293,22 +288,9 @@ def main() -> None:
             finally:
                 shutil.rmtree(place, ignore_errors=True)
         if options.json is not None:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            write_json(options.json, found)
     if options.readme:
-        import growth
-
-        readme = HERE / "README.md"
-        made = tables(HERE.parent / "results" / "benchmarks")
-        text = growth.replace(readme.read_text(encoding="utf-8"), "views", made)
-        readme.write_text(text, encoding="utf-8")
-
-
-def _processor() -> str:
-    if Path("/proc/cpuinfo").is_file():
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or "CPU"
+        growth.update(HERE / "README.md", {"views": tables(HERE.parent / "results" / "benchmarks")})
 
 
 if __name__ == "__main__":

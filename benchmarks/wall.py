@@ -26,13 +26,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
+import measure  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import fmicl  # noqa: E402
-
-__all__ = ["IMPLEMENTATIONS", "jobs", "measure_wall", "raw_inputs", "run_all"]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Job = dict[str, Any]
@@ -40,14 +39,6 @@ Cell = dict[str, Any]
 
 ALPHA, TEMPERATURE = 40.0, 0.5
 LARGE = 32768  # rows from which a dense matrix takes most of a GPU, so that one process at a time may hold it
-
-
-def raw_inputs(n: int, d: int, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two leaves of random rows that aren't normalised; the second is a view of the first's samples."""
-    generator = torch.Generator(device).manual_seed(0)
-    x = torch.randn(n, d, generator=generator, device=device)
-    y = x + 0.5 * torch.randn(n, d, generator=generator, device=device)
-    return x.to(dtype).requires_grad_(), y.to(dtype).requires_grad_()
 
 
 def _log_ratios(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -216,7 +207,7 @@ def work(mine: list[Job], settings: Job, ready: Any, alone: Any, large: Any, ans
     torch._dynamo.config.recompile_limit = 64
 
     def inputs(job: Job) -> tuple[Tensor, Tensor]:
-        return raw_inputs(job["n"], job["d"], device, getattr(torch, job["dtype"]))
+        return measure.inputs(job["n"], job["d"], device, getattr(torch, job["dtype"]), normalised=False)
 
     def clean() -> None:
         gc.collect()
@@ -236,7 +227,7 @@ def work(mine: list[Job], settings: Job, ready: Any, alone: Any, large: Any, ans
                     step(loss, inputs(job))
                     clean()
         except Exception as problem:
-            return _describe(problem)
+            return measure.describe(problem)
         return loss
 
     made = [prepare(job) for job in mine]
@@ -251,7 +242,7 @@ def work(mine: list[Job], settings: Job, ready: Any, alone: Any, large: Any, ans
                     cell = {"status": "ok", **measure_wall(loss, leaves, settings["time_limit"])}
                     cell["value"] = float(step(loss, leaves).detach())
                 except Exception as problem:
-                    cell = {"status": _describe(problem)}
+                    cell = {"status": measure.describe(problem)}
                 leaves = None  # type: ignore[assignment]
                 clean()
         answers.put({**job, **cell})
@@ -259,14 +250,6 @@ def work(mine: list[Job], settings: Job, ready: Any, alone: Any, large: Any, ans
     answers.close()
     answers.join_thread()
     os._exit(0)  # the compiler's own processes would be waited for
-
-
-def _describe(problem: Exception) -> str:
-    if isinstance(problem, ImportError):
-        return "not installed"
-    if isinstance(problem, torch.OutOfMemoryError | MemoryError) or "out of memory" in str(problem).lower():
-        return "oom"
-    return f"error: {type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
 
 
 def run_all(todo: list[Job], settings: Job, processes: int) -> list[Cell]:
@@ -305,11 +288,8 @@ def main() -> None:
     parser.add_argument("json", type=Path, nargs="+", help="files that benchmarks/loss.py --wall wrote")
     parser.add_argument("--readme", type=Path, default=HERE / "README.md", help="file with the markers")
     options = parser.parse_args()
-    text = options.readme.read_text()
-    for path in options.json:
-        data = json.loads(path.read_text())
-        text = growth.replace(text, f"wall {data['machine']['device']}", tables.wall(data))
-    options.readme.write_text(text)
+    files = [json.loads(path.read_text()) for path in options.json]
+    growth.update(options.readme, {f"wall {data['machine']['device']}": tables.wall(data) for data in files})
 
 
 if __name__ == "__main__":

@@ -28,8 +28,6 @@ from reproduction import COLUMNS, ROOT, Record, is_main, load
 
 from fmicl.utils.files import write_atomically
 
-__all__ = ["PANELS", "Curve", "curves", "described", "draw", "main"]
-
 PANELS = {
     "knn": "k-NN accuracy of the test images, percent",
     "alignment": "alignment: squared distance of a pair",
@@ -49,7 +47,7 @@ Curve = list[tuple[float, float]]
 
 def chosen(records: Sequence[Record], epochs: int = 200) -> dict[str, Record]:
     """The run of each column that is drawn."""
-    runs = [r for r in records if is_main(r) and r.epochs == epochs and r.told.get("metrics")]
+    runs = [r for r in records if is_main(r) and r.epochs == epochs and r.contents.get("metrics")]
     by_seed = sorted(runs, key=lambda r: r.seed, reverse=True)
     found = {str(r.column): r for r in by_seed}
     return {name: found[name] for name in COLUMNS if name in found}
@@ -61,7 +59,7 @@ def curves(record: Record) -> dict[str, Curve]:
     for name in PANELS:
         points = [
             (float(row["epoch"]), float(row[name]))
-            for row in record.told["metrics"]
+            for row in record.contents["metrics"]
             if isinstance(row.get(name), int | float) and math.isfinite(row[name])
         ]
         size = MEAN_OF if len(points) > record.epochs // MEAN_OF else 1
@@ -98,8 +96,8 @@ def draw(runs: dict[str, Record]) -> bytes:
         handles, labels = axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside right upper", frameon=False)
         file = io.BytesIO()
-        told = {"Title": "CIFAR-10, 200 epochs", "Description": described(runs), "Date": None, "Creator": None}
-        figure.savefig(file, format="svg", metadata=told)
+        metadata = {"Title": "CIFAR-10, 200 epochs", "Description": described(runs), "Date": None, "Creator": None}
+        figure.savefig(file, format="svg", metadata=metadata)
     return file.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""How well does each score without labels order runs by their accuracy? docs/choosing.md from the archived runs.
+"""Rank correlations of scores without labels with accuracy: docs/choosing.md from the archived runs.
 
     python experiments/label_free.py            # write the tables
     python experiments/label_free.py --check    # exit code 1 if the page differs from the archived runs
@@ -23,14 +23,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from record import _without_folder
+from record import without_folder
 from reproduction import ROOT, Record, load, page, table
 from scipy.stats import kendalltau, spearmanr
 
 from fmicl.evaluation.scores import SCORES, score
 from fmicl.utils.files import read_json
-
-__all__ = ["Run", "collect", "correlations", "main", "tables"]
 
 SWEEP = "benchmarks/label-free-digits-cpu.json"
 FEWEST = 5
@@ -97,17 +95,17 @@ def tables(results: Path) -> dict[str, str]:
 
 def collect(sweep: Path) -> dict[str, Any]:
     """The finished runs of a sweep as one object: settings that vary, and results."""
-    told = read_json(sweep / "sweep.json")
+    saved = read_json(sweep / "sweep.json")
     runs = []
-    for entry in told["runs"]:
+    for entry in saved["runs"]:
         if entry["state"] == "finished":
             results = read_json(sweep / entry["folder"] / "results.json")
             kept = {key: value for key, value in results.items() if key not in ("distances", "class_names")}
-            settings = {key: _without_folder(value) for key, value in entry["settings"].items()}
+            settings = {key: without_folder(value) for key, value in entry["settings"].items()}
             runs.append({"hash": entry["hash"], "settings": settings, "results": kept})
-    first = read_json(sweep / told["runs"][0]["folder"] / "settings.json")
+    first = read_json(sweep / saved["runs"][0]["folder"] / "settings.json")
     return {
-        "command": shlex.join(["fmicl", *_words(told["command"])]),
+        "command": shlex.join(["fmicl", *_words(saved["command"])]),
         **{name: first[name] for name in ("device", "versions", "commit", "started")},
         "runs": runs,
     }

@@ -16,8 +16,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-__all__ = ["CLASSES", "write_photos"]
-
 Colour = tuple[int, int, int]
 SIZES = ((640, 480), (480, 640), (640, 360), (512, 512), (320, 240), (240, 320))
 MARGIN = 1.5

@@ -1,4 +1,4 @@
-"""Archive runs: one JSON file for each run folder, with everything that says what was measured, on what and how.
+"""Archive of runs: a JSON file for each run folder, with settings, versions, device, results and metrics.
 
     python experiments/record.py RUN [RUN ...] --into results/
     python experiments/record.py sweeps/cifar10-001 --into results/           # all finished runs of a sweep
@@ -13,9 +13,7 @@ settings. A file with other contents is never overwritten. `--commit` is for run
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import math
 import re
 import shlex
 import sys
@@ -27,9 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tre
 
 from fmicl.config import Settings, recipe, schema_of
 from fmicl.methods import METHODS
+from fmicl.reproduce.archive import read_metrics
 from fmicl.utils.files import read_json, write_atomically
-
-__all__ = ["differences", "main", "make_record", "record_path", "render"]
 
 NAMED = frozenset({"method", "objective", "divergence", "epochs", "seed"})
 """Options that are in every name or in the tables' own columns."""
@@ -71,7 +68,7 @@ def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
             "run `fmicl evaluate` with the run's own data"
         )
     results.pop("data_dir", None)  # the same data in another place
-    settings = {key: _without_folder(value) for key, value in saved["settings"].items()}
+    settings = {key: without_folder(value) for key, value in saved["settings"].items()}
     for key, option in schema_of(saved["task"]).options.items():
         if settings.get(key) is not None and Path in getattr(option.type, "__args__", ()):
             settings[key] = Path(settings[key]).name if Path(settings[key]).suffix else None  # files keep their names
@@ -88,12 +85,12 @@ def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
         "seed": saved["seed"],
         "started": saved["started"],
         "results": _without_folders(results),
-        "metrics": _metrics(run / "metrics.csv"),
+        "metrics": read_metrics(run / "metrics.csv"),
     }
     return {key: value for key, value in record.items() if key != "data" or value is not None}
 
 
-def _without_folder(value: Any) -> Any:
+def without_folder(value: Any) -> Any:
     """The last part of a path; other values, such as names on a hub, unchanged."""
     if isinstance(value, str) and re.match(r"(/|~|\.\.?/|[A-Za-z]:\\)", value):
         return re.split(r"[/\\]", value.rstrip("/\\"))[-1]
@@ -103,7 +100,7 @@ def _without_folder(value: Any) -> Any:
 def _without_folders(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _without_folders(inner) for key, inner in value.items() if key != "model"}
-    return [_without_folders(inner) for inner in value] if isinstance(value, list) else _without_folder(value)
+    return [_without_folders(inner) for inner in value] if isinstance(value, list) else without_folder(value)
 
 
 def _command(words: Iterable[str]) -> str:
@@ -114,23 +111,12 @@ def _command(words: Iterable[str]) -> str:
         name = option.lstrip("-")
         changed = PLACES.get(name) if value else None
         if changed is None:
-            changed = _without_folder(value)
+            changed = without_folder(value)
             if changed != value and name != "model" and not Path(changed).suffix:
                 changed = "PATH"  # the name of a folder says nothing about the run
         shown.append(f"{option}={changed}" if equals else changed if not word.startswith("--") else word)
         before = word if word.startswith("--") and not equals else ""
     return shlex.join(shown)
-
-
-def _metrics(path: Path) -> list[dict[str, float | None]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{key: _number(text) for key, text in row.items()} for row in csv.DictReader(file)]
-
-
-def _number(text: str) -> float | None:
-    """None for numbers that are not finite, which JSON doesn't have."""
-    value = float(text) if text else math.nan
-    return value if math.isfinite(value) else None
 
 
 def differences(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,7 +194,7 @@ def render(record: Mapping[str, Any]) -> str:
 
 def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[Path, dict[str, Any]]:
     """The record of a warm start: its training, and its scores before any contrastive step."""
-    told = read_json(folder / "warm_start.json")
+    saved = read_json(folder / "warm_start.json")
     command = f"`fmicl evaluate {folder} --pooling cls --sts DIR --json FILE`"
     if scores is None:
         raise ValueError(f"{folder} is a warm start: it needs --scores ({command})")
@@ -218,11 +204,11 @@ def _warm_start(folder: Path, scores: Path | None, commit: str | None) -> tuple[
         raise ValueError(f"{scores} has the scores of {scored or 'no model by name'}, not of {folder}: {command} has")
     if "pooling" not in results:
         raise ValueError(f"{scores} doesn't say by which pooling it came about: {command} does")
-    seed = told.get("settings", {}).get("seed", 0)
-    about = {"commit": told.get("commit") or commit, "seed": seed}
-    record = {"task": "warm_start", **told, **about, "results": _without_folders(results)}
-    if isinstance(told.get("command"), str):
-        record["command"] = _command(shlex.split(told["command"]))
+    seed = saved.get("settings", {}).get("seed", 0)
+    about = {"commit": saved.get("commit") or commit, "seed": seed}
+    record = {"task": "warm_start", **saved, **about, "results": _without_folders(results)}
+    if isinstance(saved.get("command"), str):
+        record["command"] = _command(shlex.split(saved["command"]))
     return Path("wikipedia", f"warm-start-s{seed}.json"), record
 
 

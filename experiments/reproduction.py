@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: docs/reproduction.md from the archived runs in results/.
+"""Tables of our numbers beside the paper's: docs/reproduction.md from the archived runs in results/.
 
     python experiments/reproduction.py            # write the tables
     python experiments/reproduction.py --check    # exit code 1 if the page differs from the archived runs
@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tre
 from record import differences
 
 from fmicl.methods import METHODS
-
-__all__ = ["COLUMNS", "ROOT", "Record", "is_main", "label", "load", "main", "page", "tables"]
+from fmicl.reproduce import paper
+from fmicl.reproduce.experiment import score
+from fmicl.sweep.summary import mean_and_std
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = (
@@ -37,15 +38,13 @@ DIVERGENCES = {
     "reverse_kl": "reverse KL", "neyman": "Neyman", "jeffrey": "Jeffrey",
 }  # fmt: skip
 PAPER = {
-    "linear, 800 epochs": (89.71, 90.30, 90.41, 90.61, 89.66, 89.35, 89.52, 89.15, 89.13),
-    "k-NN, 800 epochs": (84.92, 88.70, 89.42, 89.34, 89.12, 89.44, 88.13, 89.18, 89.15),
-    "k-NN, 200 epochs": (None, None, None, 84.19, 84.06),
+    "linear, 800 epochs": paper.LINEAR["cifar10"],
+    "k-NN, 800 epochs": paper.KNN["cifar10"],
+    "k-NN, 200 epochs": {name: by_alpha[40.0] for name, by_alpha in paper.ALPHA_VISION.items()},
 }
-"""Of Lu et al., in the order of the columns."""
-PAPER_TEXT = {
-    "SimCSE": 77.40, "MoCo": 77.88, "AU": 77.95, "KL": 78.02, "JS": 76.76, "Pearson": 77.59, "SH": 73.60,
-    "Tsallis-3": 72.68, "VLC": 55.07,
-}  # fmt: skip
+NAMES = {"Tsallis-3": "Tsallis", "SimCSE": "SimCLR"}
+"""Columns that `fmicl.reproduce.paper` calls otherwise."""
+PAPER_TEXT = {name: paper.STS[NAMES.get(name, name)] for name in ("SimCSE", *COLUMNS[1:9])}
 """Average over the seven tasks, BERT-base."""
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
 ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
@@ -62,16 +61,16 @@ class Record:
 
     Args:
         file: where it is, relative to results/.
-        told: its contents.
+        contents: its contents.
     """
 
-    def __init__(self, file: Path, told: Mapping[str, Any]) -> None:
-        self.file, self.told = file, told
-        self.recipe, self.settings = str(told.get("recipe")), told["settings"]
-        self.results: Mapping[str, Any] = told["results"]
-        self.seed, self.epochs = int(told["seed"]), self.settings.get("epochs")
-        self.task = told["task"]
-        self.differences = {} if self.task == "warm_start" else differences(told)
+    def __init__(self, file: Path, contents: Mapping[str, Any]) -> None:
+        self.file, self.contents = file, contents
+        self.recipe, self.settings = str(contents.get("recipe")), contents["settings"]
+        self.results: Mapping[str, Any] = contents["results"]
+        self.seed, self.epochs = int(contents["seed"]), self.settings.get("epochs")
+        self.task = contents["task"]
+        self.differences = {} if self.task == "warm_start" else differences(contents)
 
     @property
     def column(self) -> str | None:
@@ -112,11 +111,11 @@ def load(folder: Path) -> list[Record]:
     found = []
     for file in sorted(folder.rglob("*.json")):
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            contents = json.loads(file.read_text(encoding="utf-8"))
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is damaged: {error}") from error
-        if isinstance(told, dict) and {"task", "settings", "results"} <= told.keys():
-            found.append(Record(file.relative_to(folder), told))
+        if isinstance(contents, dict) and {"task", "settings", "results"} <= contents.keys():
+            found.append(Record(file.relative_to(folder), contents))
     return found
 
 
@@ -141,10 +140,8 @@ def cells(records: Sequence[Record], values: Iterable[Callable[[Record], Any]], 
 
     made = []
     for value, known in zip(values, having, strict=True):
-        numbers = [float(value(r)) for r in known]
-        mean = f"{statistics.fmean(numbers):.2f}" if numbers else ""
-        spread = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
-        made.append(mean + spread + (f" ({linked(known)})" if known and known != runs else ""))
+        number = mean_and_std([float(value(r)) for r in known]) if known else ""
+        made.append(number + (f" ({linked(known)})" if known and known != runs else ""))
     return [*made, linked(runs)]
 
 
@@ -156,22 +153,15 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _result(name: str) -> Callable[[Record], Any]:
-    def value(record: Record) -> Any:
-        incomplete = record.results.get("incomplete", ())
-        if name in incomplete or (name == "avg" and incomplete):  # of a part of the pairs: not the official score
-            return None
-        inner = record.results.get("sts")
-        return record.results.get(name, inner.get(name) if isinstance(inner, Mapping) else None)
-
-    return value
+    return lambda record: score(record.results, name)
 
 
 def cifar10(records: Sequence[Record], links: str) -> str:
     """Runs with the recipe's own settings, beside the paper's."""
     rows = []
     for name, values in PAPER.items():
-        padded = [*values, *[None] * (len(COLUMNS) - len(values))]
-        rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in padded)])
+        theirs = (values.get(NAMES.get(column, column)) for column in COLUMNS)
+        rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in theirs)])
     ours = [r for r in records if is_main(r)]
     for epochs in sorted({r.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
         columns = [
@@ -210,7 +200,7 @@ def _late(name: str) -> Callable[[Record], Any]:
     """The mean of a column of its metrics over the last epochs: a row there is of one batch."""
 
     def value(record: Record) -> Any:
-        rows = record.told.get("metrics", ())
+        rows = record.contents.get("metrics", ())
         late = [row[name] for row in rows[-LATE:] if isinstance(row.get(name), int | float)]
         return statistics.fmean(late) if len(late) == LATE else None
 
@@ -230,12 +220,12 @@ def others(records: Sequence[Record], links: str) -> str:
     return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear", RUNS], rows)
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key} {_said(value)}`" for key, value in settings.items())
+    return ", ".join(f"`{key} {_text(value)}`" for key, value in settings.items())
 
 
 def text(records: Sequence[Record], links: str) -> str:
@@ -259,7 +249,7 @@ def text(records: Sequence[Record], links: str) -> str:
     else:
         epochs, *more = _words(usual[0], starts, without=("alpha",))
         parts.append(", ".join([f"Each run of ours above is {epochs} of the recipe `{usual[0].recipe}`", *more]) + ".")
-    if any(_looks(r) for r in main):
+    if any(_evaluations(r) for r in main):
         shares = [f"after {share:.1%} of it".replace(".0%", "%") for share in ON_THE_WAY]
         rows = [[name, *_development(runs, links)] for name, runs in shown.items() if runs and runs is not starts]
         parts.append(table(["STS-B dev in training", "chosen step", "its score", *shares, RUNS], rows))
@@ -286,33 +276,33 @@ def _sts(runs: Sequence[Record], links: str) -> list[str]:
 
 def _words(record: Record, starts: Sequence[Record], without: Sequence[str] = ()) -> list[str]:
     """Epochs, the start if it is one of these, and what else differs from the recipe."""
-    told = {key: value for key, value in record.differences.items() if key not in without}
-    said = ["one epoch" if record.epochs == 1 else f"{record.epochs} epochs"]
+    differing = {key: value for key, value in record.differences.items() if key not in without}
+    words = ["one epoch" if record.epochs == 1 else f"{record.epochs} epochs"]
     # A warm start's command is "python experiments/warm_start.py train TEXT MODEL ...". Where MODEL lay says nothing.
-    if any(shlex.split(start.told.get("command", ""))[4:5] == [told.get("model")] for start in starts):
-        del told["model"]
-        said.append("from the warm start")
-    return [*said, f"with {_listed(told)}"] if told else said
+    if any(shlex.split(start.contents.get("command", ""))[4:5] == [differing.get("model")] for start in starts):
+        del differing["model"]
+        words.append("from the warm start")
+    return [*words, f"with {_listed(differing)}"] if differing else words
 
 
-def _looks(record: Record) -> list[tuple[float, float]]:
+def _evaluations(record: Record) -> list[tuple[float, float]]:
     """The share of the run, and the development score then."""
-    rows = [row for row in record.told.get("metrics", ()) if isinstance(row.get("stsb_dev"), int | float)]
+    rows = [row for row in record.contents.get("metrics", ()) if isinstance(row.get("stsb_dev"), int | float)]
     return [(row["step"] / rows[-1]["step"], row["stsb_dev"]) for row in rows]
 
 
 def _development(runs: Sequence[Record], links: str) -> list[str]:
     def at(share: float) -> Callable[[Record], Any]:
-        return lambda record: next((score for done, score in _looks(record) if abs(done - share) < 1e-6), None)
+        return lambda record: next((score for done, score in _evaluations(record) if abs(done - share) < 1e-6), None)
 
-    steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _looks(r))
+    steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _evaluations(r))
     return [steps, *cells(runs, [_result("stsb_dev"), *map(at, ON_THE_WAY)], links)]
 
 
 def _key(record: Record) -> tuple[tuple[str, str], ...]:
     """What differs from the recipe, but for alpha; with the epochs, which a recipe of sentences leaves as they are."""
-    told = {key: _said(value) for key, value in record.differences.items() if key != "alpha"}
-    return tuple(sorted({**told, "epochs": str(record.epochs)}.items()))
+    differing = {key: _text(value) for key, value in record.differences.items() if key != "alpha"}
+    return tuple(sorted({**differing, "epochs": str(record.epochs)}.items()))
 
 
 def _common(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:

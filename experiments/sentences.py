@@ -1,4 +1,4 @@
-"""Sentences as a masked language model trains on them: a vocabulary, packed rows of tokens, masked batches.
+"""Data of masked language modelling: a vocabulary, packed rows of tokens, masked batches.
 
 A row holds whole sentences, each [CLS] ... [SEP], and padding at its end only. All that the model needs to keep them
 apart, attention and positions, follows from the tokens (`sentence_layout`).
@@ -26,11 +26,6 @@ from torch import Tensor
 from transformers import BertTokenizer
 
 from fmicl.utils.files import write_atomically
-
-__all__ = [
-    "Batch", "Rows", "fingerprint", "held_out_batches", "make_batch", "make_rows", "mask_tokens", "pack", "read_lines",
-    "read_rows", "select", "sentence_layout", "slots", "tokenise", "train_vocabulary", "write_rows",
-]  # fmt: skip
 
 Rows = NDArray[np.uint16]
 Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -213,7 +208,7 @@ def held_out_batches(rows: Rows, special: Tensor, tokenizer: BertTokenizer) -> l
     batches: list[Batch] = []
     for portion in torch.from_numpy(rows.astype(np.int32)).split(256):
         batch = make_batch(portion, special.cpu(), tokenizer, portion.numel(), generator)
-        told = int((batch[4] >= 0).sum())
+        chosen = int((batch[4] >= 0).sum())
         seen, look, positions, at, labels = (value.to(special.device) for value in batch)
-        batches.append((seen, look, positions, at[:told], labels[:told]))
+        batches.append((seen, look, positions, at[:chosen], labels[:chosen]))
     return batches

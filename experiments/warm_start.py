@@ -1,4 +1,4 @@
-"""A small BERT from nothing: masked-language training on sentences, in a fixed time on one GPU.
+"""Pretraining of a small BERT: masked language modelling on sentences, in a fixed time on one GPU.
 
     python experiments/warm_start.py vocabulary wiki.txt VOCABULARY                              # minutes of CPU
     python experiments/warm_start.py tokens wiki.txt tokens.npz --vocabulary VOCABULARY          # minutes of CPU

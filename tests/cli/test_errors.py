@@ -19,12 +19,6 @@ def make_run(name: str, out: Path | None = None) -> Path:
     return run.path
 
 
-def test_a_run_is_not_resumed_by_another_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = make_run("digits", tmp_path / "run")
-    assert cli.main(["train", "cifar10", "--resume", "--out", str(run)]) == 2
-    assert f"fmicl train digits --resume --out {run}" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "where", "why"),
     [

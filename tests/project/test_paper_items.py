@@ -1,4 +1,4 @@
-"""The list of the paper's items in docs/reproduction.md: complete, and what it names exists."""
+"""The list of the paper's items in docs/reproduction.md: complete, and what it names exists; links of all pages."""
 
 from __future__ import annotations
 
@@ -81,9 +81,13 @@ def test_what_a_row_names_exists(code: str) -> None:
             assert re.search(rf"^\s*(def|class) {name}\b", text, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("name", ["docs/reproduction.md", "docs/errata.md", "docs/training.md", "docs/losses.md"])
-def test_each_link_leads_to_a_file_and_a_heading(name: str) -> None:
-    page = ROOT / name
+PAGES = [
+    page for folder in ("", "benchmarks", "docs", "experiments", "results") for page in (ROOT / folder).glob("*.md")
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_each_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if link.startswith("http"):
             continue

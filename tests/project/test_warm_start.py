@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import math
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,31 +23,16 @@ from transformers import (
     DataCollatorForLanguageModeling,
 )
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
+
+import sentences
+import warm_start
+
 from fmicl.models.text import build_sentence_encoder
 from fmicl.runs.sentence_encoder import load_sentence_encoder
 from fmicl.utils.validation import TokenPooling
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 PAD, UNK, CLS, SEP, MASK = range(5)
-
-
-@pytest.fixture(scope="module")
-def modules() -> tuple[ModuleType, ModuleType]:
-    sys.path.insert(0, str(EXPERIMENTS))
-    try:
-        return importlib.import_module("warm_start"), importlib.import_module("sentences")
-    finally:
-        sys.path.remove(str(EXPERIMENTS))
-
-
-@pytest.fixture(scope="module")
-def warm_start(modules: tuple[ModuleType, ModuleType]) -> ModuleType:
-    return modules[0]
-
-
-@pytest.fixture(scope="module")
-def sentences(modules: tuple[ModuleType, ModuleType]) -> ModuleType:
-    return modules[1]
 
 
 def lines() -> list[str]:
@@ -67,7 +51,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(warm_start: ModuleType, text: Path) -> Path:
+def vocabulary(text: Path) -> Path:
     folder = text.with_name("vocabulary")
     warm_start.main(["vocabulary", str(text), str(folder), "--size", "200"])
     return folder
@@ -82,7 +66,7 @@ def tokenizer(vocabulary: Path) -> BertTokenizer:
 SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--batch", "8", "--positions", "32", "--held-out", "50"]
 
 
-def train_steps(warm_start: ModuleType, steps: int, *arguments: str) -> None:
+def train_steps(steps: int, *arguments: str) -> None:
     """`train` for a minute by a clock that is one of so many steps on whenever it is looked at, on any machine."""
     ticks = itertools.count()
     with pytest.MonkeyPatch.context() as patch:
@@ -91,10 +75,10 @@ def train_steps(warm_start: ModuleType, steps: int, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(warm_start: ModuleType, text: Path, vocabulary: Path) -> Path:
+def trained(text: Path, vocabulary: Path) -> Path:
     folder = text.with_name("model")
     settings = ["--vocabulary", str(vocabulary), "--seed", "7", "--lr", "0.01", "--dtype", "bfloat16"]
-    train_steps(warm_start, 800, str(text), str(folder), *settings)
+    train_steps(800, str(text), str(folder), *settings)
     return folder
 
 
@@ -124,7 +108,7 @@ def sentences_in(rows: np.ndarray[Any, Any]) -> list[tuple[int, ...]]:
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
-def test_masks_are_15_percent_of_which_80_10_10(sentences: ModuleType) -> None:
+def test_masks_are_15_percent_of_which_80_10_10() -> None:
     size = 1000
     rows = torch.randint(size, (4000, 100), generator=torch.Generator().manual_seed(1))
     seen, chosen = sentences.mask_tokens(rows, special_of(size), MASK, torch.Generator().manual_seed(2))
@@ -147,7 +131,7 @@ def test_masks_are_15_percent_of_which_80_10_10(sentences: ModuleType) -> None:
     assert (counts > 0).sum() > 0.99 * size
 
 
-def test_which_tokens_are_special_is_as_in_transformers(sentences: ModuleType, tokenizer: BertTokenizer) -> None:
+def test_which_tokens_are_special_is_as_in_transformers(tokenizer: BertTokenizer) -> None:
     collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.999999)
     ids = [CLS, UNK, MASK, 5, 6, 7, SEP, PAD, PAD]
     theirs = collator([{"input_ids": ids}])["labels"][0] != -100
@@ -160,7 +144,7 @@ def test_which_tokens_are_special_is_as_in_transformers(sentences: ModuleType, t
     assert torch.equal(ours, theirs)
 
 
-def test_slots_hold_every_chosen_token(sentences: ModuleType) -> None:
+def test_slots_hold_every_chosen_token() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(5, 100, (512, 32), generator=generator)
     rows[torch.arange(32) >= torch.randint(8, 33, (512, 1), generator=generator)] = PAD
@@ -179,7 +163,7 @@ def test_slots_hold_every_chosen_token(sentences: ModuleType) -> None:
 # --- loss and rows ---------------------------------------------------------------------------------------------------
 
 
-def test_loss_at_chosen_tokens_is_that_of_transformers(warm_start: ModuleType, sentences: ModuleType) -> None:
+def test_loss_at_chosen_tokens_is_that_of_transformers() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(5, 60, (6, 20), generator=generator)
     rows[:, 0] = CLS
@@ -197,7 +181,7 @@ def test_loss_at_chosen_tokens_is_that_of_transformers(warm_start: ModuleType, s
         torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-4, msg=name)
 
 
-def test_a_sentence_in_a_packed_row_is_alone(warm_start: ModuleType, sentences: ModuleType) -> None:
+def test_a_sentence_in_a_packed_row_is_alone() -> None:
     random = np.random.default_rng(0)
     whole = [np.array([CLS, *random.integers(5, 60, n), SEP], np.uint16) for n in (3, 9, 1, 12, 5, 6, 2, 14, 7)]
     packed = sentences.pack(whole, 32, PAD)
@@ -214,9 +198,7 @@ def test_a_sentence_in_a_packed_row_is_alone(warm_start: ModuleType, sentences: 
                 torch.testing.assert_close(logits[a:b], alone, atol=1e-4, rtol=1e-4)
 
 
-def test_rows_are_all_lines_and_none_that_is_held_out(
-    sentences: ModuleType, text: Path, tokenizer: BertTokenizer
-) -> None:
+def test_rows_are_all_lines_and_none_that_is_held_out(text: Path, tokenizer: BertTokenizer) -> None:
     train, held_out = (sentences_in(rows) for rows in sentences.make_rows(text, tokenizer, 64, 100))
     assert len(held_out) == 100
     assert not set(train) & set(held_out)
@@ -224,7 +206,7 @@ def test_rows_are_all_lines_and_none_that_is_held_out(
     assert tokenizer.backend_tokenizer.truncation is None  # tokenising left it as it was
 
 
-def test_special_tokens_in_a_text_are_text(sentences: ModuleType, tokenizer: BertTokenizer) -> None:
+def test_special_tokens_in_a_text_are_text(tokenizer: BertTokenizer) -> None:
     (ids,) = sentences.tokenise(["river [CLS] film [SEP] castle [PAD]"], tokenizer, 64)
     assert [token for token in ids.tolist() if token in (PAD, CLS, SEP)] == [CLS, SEP]
     (cut,) = sentences.tokenise(["river film castle " * 20], tokenizer, 16)
@@ -233,11 +215,10 @@ def test_special_tokens_in_a_text_are_text(sentences: ModuleType, tokenizer: Ber
 
 
 def test_training_never_sees_a_line_that_is_held_out(
-    warm_start: ModuleType, sentences: ModuleType, text: Path, vocabulary: Path, tokenizer: BertTokenizer,
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-) -> None:  # fmt: skip
+    text: Path, vocabulary: Path, tokenizer: BertTokenizer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     seen: set[tuple[int, ...]] = set()
-    make_batch = warm_start.make_batch
+    make_batch = sentences.make_batch
 
     def spy(rows: Tensor, special: Tensor, tokenizer: BertTokenizer, count: int, generator: torch.Generator) -> Any:
         if generator.initial_seed() == 7:  # the run's own; the held-out sample is masked by another
@@ -246,7 +227,7 @@ def test_training_never_sees_a_line_that_is_held_out(
 
     monkeypatch.setattr(warm_start, "make_batch", spy)
     arguments = [str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), "--seed", "7", "--give-up", "1"]
-    train_steps(warm_start, 60, *arguments)
+    train_steps(60, *arguments)
     _, held_out = sentences.make_rows(text, tokenizer, 32, 50)
     assert len(seen) > 200
     assert not seen & set(sentences_in(held_out))
@@ -255,7 +236,7 @@ def test_training_never_sees_a_line_that_is_held_out(
 # --- training --------------------------------------------------------------------------------------------------------
 
 
-def test_schedule_rises_to_one_and_ends_at_zero(warm_start: ModuleType) -> None:
+def test_schedule_rises_to_one_and_ends_at_zero() -> None:
     shares = [warm_start.schedule(i / 1000) for i in range(1001)]
     peak = shares.index(max(shares))
     assert peak == round(1000 * warm_start.WARM_UP)
@@ -279,19 +260,17 @@ def test_a_model_learns_more_than_frequencies(trained: Path) -> None:
     assert "--minutes 1" in record["command"]
 
 
-def test_a_run_that_learns_nothing_ends_early(
-    warm_start: ModuleType, text: Path, vocabulary: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_learns_nothing_ends_early(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     arguments = [str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), "--lr", "1e-9"]
     with pytest.raises(ValueError, match="no better than token frequencies after 50 steps: take a smaller --lr"):
-        train_steps(warm_start, 100, *arguments)
+        train_steps(100, *arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_unigram_baseline_by_hand(warm_start: ModuleType) -> None:
+def test_unigram_baseline_by_hand() -> None:
     train = torch.tensor([[CLS, 6, 6, 7, SEP, PAD]], dtype=torch.int32)
-    labels = torch.tensor([6, 7, 8, 6])
-    scores = warm_start.unigram_scores(train, special_of(9), [(*[torch.empty(0)] * 4, labels)])
+    labels, unused = torch.tensor([6, 7, 8, 6]), torch.empty(0)
+    scores = warm_start.unigram_scores(train, special_of(9), [(unused, unused, unused, unused, labels)])
     assert scores["token"] == 6
     assert scores["accuracy"] == 0.5
     assert scores["loss"] == pytest.approx(-(2 * math.log(3 / 12) + math.log(2 / 12) + math.log(1 / 12)) / 4)
@@ -299,7 +278,7 @@ def test_unigram_baseline_by_hand(warm_start: ModuleType) -> None:
 
 @pytest.mark.parametrize(("extra", "dropout"), [([], 0.1), (["--dropout", "0"], 0.0)])
 def test_it_trains_with_berts_dropout(
-    warm_start: ModuleType, text: Path, vocabulary: Path, tmp_path: Path, extra: list[str], dropout: float
+    text: Path, vocabulary: Path, tmp_path: Path, extra: list[str], dropout: float
 ) -> None:
     """In hidden states and in attention; without it only where that is asked for, and the folder says 0.1 then too."""
     met: list[set[float]] = []
@@ -309,11 +288,11 @@ def test_it_trains_with_berts_dropout(
         layers = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
         met.append(layers if model.training else set())
         assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == dropout
-        return loss(model, batch)  # type: ignore[no-any-return]
+        return loss(model, batch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_start, "masked_loss", watched)
-        train_steps(warm_start, 2, str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), *extra)
+        train_steps(2, str(text), str(tmp_path / "m"), "--vocabulary", str(vocabulary), *extra)
     assert met == [{dropout}] * 2  # the pass that compiles, and a step
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.1
@@ -349,8 +328,6 @@ def test_what_is_scored_is_what_contrastive_runs_start_from(trained: Path, pooli
 
 
 def test_tokens_made_ahead_are_those_of_the_text(
-    warm_start: ModuleType,
-    sentences: ModuleType,
     text: Path,
     vocabulary: Path,
     tokenizer: BertTokenizer,
@@ -374,9 +351,7 @@ def test_tokens_made_ahead_are_those_of_the_text(
         warm_start.main(["tokens", str(text), str(path), *settings])
 
 
-def test_a_short_text_needs_no_numbers(
-    warm_start: ModuleType, sentences: ModuleType, text: Path, vocabulary: Path, tmp_path: Path
-) -> None:
+def test_a_short_text_needs_no_numbers(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     """A tenth of it is held out, `train` holds out what the tokens do, and a batch has no more rows than there are."""
     short, tokens = tmp_path / "short.txt", tmp_path / "tokens.npz"
     short.write_text("\n".join(text.read_text().splitlines()[:60]))
@@ -393,7 +368,7 @@ def test_a_short_text_needs_no_numbers(
 # --- what it refuses -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_overwritten(warm_start: ModuleType, text: Path, vocabulary: Path, tmp_path: Path) -> None:
+def test_nothing_is_overwritten(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     for arguments in (["vocabulary"], ["train", "--vocabulary", str(vocabulary)]):
         with pytest.raises(FileExistsError, match="exists and is not overwritten"):
@@ -401,7 +376,7 @@ def test_nothing_is_overwritten(warm_start: ModuleType, text: Path, vocabulary: 
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_run_that_fails_leaves_nothing(warm_start: ModuleType, text: Path, vocabulary: Path, tmp_path: Path) -> None:
+def test_a_run_that_fails_leaves_nothing(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     train = ["train", str(text), str(tmp_path / "model"), "--vocabulary"]
     with pytest.raises(ValueError, match=r"more than the 4\d\d there are"):
         warm_start.main([*train, str(vocabulary), *SMALL, "--batch", "5000"])

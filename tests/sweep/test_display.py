@@ -24,6 +24,14 @@ def row(
     return some_run(name, epochs, state=state, progress=progress, where=where, **more)
 
 
+def shown(rows: list[SweepRun], width: int = 120, height: int | None = None) -> str:
+    """The table on a terminal of this size."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, color_system=None, width=width, height=height)
+    console.print(Display("digits in x", live=True, console=console).table(rows))
+    return text.getvalue()
+
+
 def test_the_table_shows_each_run_and_the_time_left() -> None:
     rows = [
         row("kl", "running", Progress(4, 2.0, 1.25, 61.5)),
@@ -35,31 +43,26 @@ def test_the_table_shows_each_run_and_the_time_left() -> None:
     with Display("digits in x", live=True, console=Console(file=text, force_terminal=True, width=120)) as display:
         display.update(rows, slots=1)
         display.print("only without a table")
-    shown = text.getvalue()
     for words in ("4/10", "61.50", "1.2500", "0:00:12", "boom", "71.00", "waiting", "about 0:00:32 left"):
-        assert words in shown, words
-    assert "1 finished, 1 running, 1 waiting, 1 failed" in shown
-    assert "only without" not in shown
+        assert words in text.getvalue(), words
+    assert "1 finished, 1 running, 1 waiting, 1 failed" in text.getvalue()
+    assert "only without" not in text.getvalue()
     assert time_left(rows[3]) is None
 
 
 def test_a_run_that_is_trained_is_being_evaluated() -> None:
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120)
-    console.print(Display("x", live=True, console=console).table([row("kl", "running", Progress(10, 2.0, 1.0, 70.0))]))
-    assert text.getvalue().count("evaluating") == 2, "in its row, and of the sweep"
-    assert "0:00:00" not in text.getvalue()
+    text = shown([row("kl", "running", Progress(10, 2.0, 1.0, 70.0))])
+    assert text.count("evaluating") == 2, "in its row, and of the sweep"
+    assert "0:00:00" not in text
 
 
 def test_a_small_terminal_shows_the_active_runs() -> None:
     rows = [row(f"run{i}", "waiting" if i > 3 else "finished", Progress()) for i in range(40)]
     rows[30].state = "running"
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=120, height=12)
-    console.print(Display("x", live=True, console=console).table(rows))
-    assert "run30" in text.getvalue()
-    assert "run39" not in text.getvalue()
-    assert "4 finished, 1 running, 35 waiting" in text.getvalue()
+    text = shown(rows, height=12)
+    assert "run30" in text
+    assert "run39" not in text
+    assert "4 finished, 1 running, 35 waiting" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -74,33 +77,27 @@ def test_the_table_fits_the_terminal_with_what_matters_whole(where: str, error: 
         row(name, "running", Progress(100, 2.0, 1.0, 70.0), 100, where),
         row(name, "waiting", Progress(), 100, ""),
     ]
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, color_system=None, width=width)
-    console.print(Display("digits in x", live=True, console=console).table(rows))
-    lines = text.getvalue().splitlines()
+    lines = shown(rows, width).splitlines()
     assert max(map(len, lines)) <= width
-    shown = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
     head = next(line for line in lines if "state" in line)
     assert [cell.strip() for cell in head.strip("┃").split("┃")][:2] == ["run", "state"]
     assert "…" not in head
-    assert not any("…" in cell for line in shown for cell in line[:-1])
+    assert not any("…" in cell for line in cells for cell in line[:-1])
     for words in ("running", "finished", "failed", "waiting", "40/100", "100/100", "61.50", "71.00"):
-        assert any(words in line for line in shown), words
+        assert any(words in line for line in cells), words
     if width >= 80 or len(name) <= 18:
-        assert [line[0] for line in shown] == [name] * len(rows)
+        assert [line[0] for line in cells] == [name] * len(rows)
     else:  # on two lines
-        assert "".join(line[0] for line in shown) == name * len(rows)
-    assert not where or any(where[:5] in line[-1] for line in shown)
+        assert "".join(line[0] for line in cells) == name * len(rows)
+    assert not where or any(where[:5] in line[-1] for line in cells)
 
 
 def test_a_wide_terminal_shows_every_column_and_the_whole_error() -> None:
     error = "ValueError: there are no images in a folder of a rather long name"
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, color_system=None, width=160)
-    run = row("kl-seed0", "failed", Progress(1, 2.0, 2.0, None), error=error)
-    console.print(Display("x", live=True, console=console).table([run]))
+    text = shown([row("kl-seed0", "failed", Progress(1, 2.0, 2.0, None), error=error)], width=160)
     for words in (error, "s/epoch", "loss", "time left", "2.0000"):
-        assert words in text.getvalue()
+        assert words in text
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then() -> None:

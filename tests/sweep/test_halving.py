@@ -63,9 +63,8 @@ def test_a_plan_keeps_within_its_budget_and_narrows(number: int, runs: float, ep
 
 def test_the_best_of_each_rung_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nine candidates; alpha 7 fails, and is the last. The third rung would have one run, which leaves no choice."""
-    selection = Selection(candidates(), tmp_path / "s", Budget(3.2, "runs"), program=program(tmp_path))
-    (tmp_path / "s").mkdir()
-    assert selection.run(local()) == 0
+    selection = Selection(candidates(), Budget(3.2, "runs"), program=program(tmp_path))
+    assert selection.run(tmp_path / "s", local()) == 0
     told = read_json(tmp_path / "s" / "select.json")
     assert [(rung["epochs"], len(rung["runs"])) for rung in told["rungs"]] == [(3, 9), (9, 3)]
     first, last = told["rungs"][0]["runs"], told["rungs"][-1]["runs"]
@@ -81,50 +80,44 @@ def test_the_best_of_each_rung_go_on(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "fmicl train digits --alpha 1.0 --epochs 27" in shown
     # the same again: nothing is trained anew but what failed
     starts = {path: path.read_text() for path in (tmp_path / "s").rglob("starts")}
-    again = Selection(candidates(), tmp_path / "s", Budget(3.2, "runs"), program=program(tmp_path))
-    assert again.run(local()) == 0
+    again = Selection(candidates(), Budget(3.2, "runs"), program=program(tmp_path))
+    assert again.run(tmp_path / "s", local()) == 0
     changed = [path for path, text in starts.items() if path.read_text() != text]
     assert [path.parent.name[:6] for path in changed] == ["alpha7"]
     assert read_json(tmp_path / "s" / "select.json")["winner"] == told["winner"]
 
 
 def test_without_labels_the_score_decides(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    selection = Selection(
-        candidates(), tmp_path / "s", Budget(2, "runs"), by="effective_rank", program=program(tmp_path)
-    )
-    assert selection.run(local()) == 0
+    selection = Selection(candidates(), Budget(2, "runs"), by="effective_rank", program=program(tmp_path))
+    assert selection.run(tmp_path / "s", local()) == 0
     assert read_json(tmp_path / "s" / "select.json")["winner"]["candidate"] == "alpha9"
 
 
 def test_hours_are_measured_by_one_run_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "s").mkdir()
-    selection = Selection(candidates(), tmp_path / "s", Budget(1, "hours"), program=program(tmp_path))
-    assert selection.run(local()) == 0
+    selection = Selection(candidates(), Budget(1, "hours"), program=program(tmp_path))
+    assert selection.run(tmp_path / "s", local()) == 0
     assert "one run of 1 epochs, to see how long it takes" in capsys.readouterr().out
     told = read_json(tmp_path / "s" / "select.json")
     assert [(rung["epochs"], len(rung["runs"])) for rung in told["rungs"]] == [(27, 9)]  # fast: all of them
 
 
 def test_results_on_test_images_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
-    selection = Selection(candidates(), tmp_path / "s", Budget(3, "runs"), program=program(tmp_path, "test"))
+    selection = Selection(candidates(), Budget(3, "runs"), program=program(tmp_path, "test"))
     with pytest.raises(ValueError, match="test split"):
-        selection.run(local())
+        selection.run(tmp_path / "s", local())
 
 
 def test_no_score_at_all(tmp_path: Path) -> None:
-    (tmp_path / "s").mkdir()
     cells = candidates(alpha=(2.0, 3.0))
-    selection = Selection(cells, tmp_path / "s", Budget(3, "runs"), by="lidar", program=program(tmp_path))
-    assert selection.run(local()) == 1
+    selection = Selection(cells, Budget(3, "runs"), by="lidar", program=program(tmp_path))
+    assert selection.run(tmp_path / "s", local()) == 1
     assert read_json(tmp_path / "s" / "select.json")["winner"] is None
 
 
 def test_another_selection_in_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "select.json").write_text(json.dumps({"identity": {"by": "linear"}}))
     with pytest.raises(ValueError, match="another selection"):
-        Selection(candidates(), tmp_path, Budget(3, "runs"))
+        Selection(candidates(), Budget(3, "runs")).run(tmp_path, local())
 
 
 # ---- the command line

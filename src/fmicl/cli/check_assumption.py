@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
+from fmicl.cli.command import command
 from fmicl.runs.folder import Run
 
 
@@ -38,7 +38,4 @@ class CheckAssumption:
         print(f"{Run(self.run).assumption}, {figure}")
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words and test."""
-    tyro.cli(CheckAssumption, prog="fmicl check-assumption", args=list(words))()
-    return 0
+run = command("check-assumption", CheckAssumption)

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a dataclass: evaluate, embed and report."""
+"""Commands whose options are the fields of a dataclass."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from collections.abc import Callable, Sequence
 import tyro
 
 
-def command(kind: type[Callable[[], None]]) -> Callable[[Sequence[str]], int]:
-    """``run(words)`` of a command: parses the words as fields of the dataclass, and calls it.
-
-    Args:
-        kind: the dataclass; its name, in lower case, is that of the command.
-    """
+def command(name: str, kind: type[Callable[[], int | None]]) -> Callable[[Sequence[str]], int]:
+    """``run(words)`` of a command: parses the words as fields of the dataclass, calls it, and returns the exit code."""
 
     def run(words: Sequence[str]) -> int:
-        tyro.cli(kind, prog=f"fmicl {kind.__name__.lower()}", args=list(words))()
-        return 0
+        return tyro.cli(kind, prog=f"fmicl {name}", args=list(words))() or 0
 
     return run

@@ -65,4 +65,4 @@ class Embed:
         print(f"{count} images -> {self.output}")
 
 
-run = command(Embed)
+run = command("embed", Embed)

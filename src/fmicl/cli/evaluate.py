@@ -78,4 +78,4 @@ class Evaluate:
             print(f"page: {write_report(self.run)}")
 
 
-run = command(Evaluate)
+run = command("evaluate", Evaluate)

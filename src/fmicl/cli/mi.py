@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from fmicl.cli.command import command
 from fmicl.utils.files import check_new_file, write_json
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ class MI:
     y: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="Y.npy")]
     """Array (N, ...) of the second variable, row by row with the first."""
     divergence: str = "kl"
-    """The f-divergence: kl is Shannon's mutual information, in nats."""
+    """The f-divergence, by name (fmicl.list_divergences()): kl is Shannon's mutual information, in nats."""
     estimator: tuple[str, ...] = CHOSEN
-    """Estimators of the table."""
+    """Estimators of the table: bounds, classifiers and plug-ins; an unknown name lists all."""
     critic: str = "copula"
-    """Function that is trained to tell joint from independent pairs."""
+    """Function that is trained to tell joint from independent pairs; an unknown name lists all."""
     marginals: Literal["normal", "standard"] = "normal"
     """What is done to continuous columns first: ranks mapped to a Gaussian, or mean 0 and variance 1."""
     steps: int = 800
@@ -150,7 +151,4 @@ def _bar(name: str) -> Iterator[Callable[[float], None] | None]:
         yield lambda share: display.update(task, completed=share)
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words and estimate."""
-    tyro.cli(MI, prog="fmicl mi", args=list(words))()
-    return 0
+run = command("mi", MI)

@@ -1,4 +1,4 @@
-"""Commands with a recipe as their first argument, train and sweep: choosing it, and listing all of them."""
+"""The recipe argument of train, sweep and select, and the list of recipes."""
 
 from __future__ import annotations
 

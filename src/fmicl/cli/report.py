@@ -42,4 +42,4 @@ class Report:
         return next(self.run.glob("*/*.json"), None) is not None
 
 
-run = command(Report)
+run = command("report", Report)

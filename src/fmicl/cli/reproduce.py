@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 
+from fmicl.cli.command import command
+from fmicl.cli.sweep import LauncherOptions
 from fmicl.utils.registry import unknown_name
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(LauncherOptions):
     """Reproduce tables and figures of the paper; without a name, list them with what they need."""
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
-    """Which ones; all is every one."""
+    """Names of tables and figures; all is every one."""
     scale: Literal["full", "small"] = "full"
     """full: the paper's data and lengths. small: digits, or a tiny BERT on generated sentences, in minutes on a CPU."""
     data: Annotated[tuple[str, ...], tyro.conf.arg(metavar="RECIPE=PATH ...")] = ()
@@ -36,12 +38,8 @@ class Reproduce:
     """Train runs that are missing; --no-train shows those that are there."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Where to train."""
-    parallel: int | None = None
+    parallel: int | None = field(default=None, kw_only=True)
     """Runs at once on each device; with slurm, jobs at once (None: one, at the small scale one for each CPU)."""
-    launcher: Literal["local", "slurm"] = "local"
-    """local: this machine. slurm: a SLURM job for each run."""
-    slurm: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    """Options of sbatch for --launcher slurm."""
     out: Path = Path("reproduction")
     """Folder of runs and results; the same folder continues."""
 
@@ -56,8 +54,7 @@ class Reproduce:
         if not self.names:
             _print_listing(listing(scale))
             return 0
-        if self.slurm and self.launcher != "slurm":
-            raise ValueError("--slurm needs --launcher slurm")
+        self.check_launcher()
         if small and self.data:
             raise ValueError("--data is for --scale full: the small scale makes its own data")
         names = EXPERIMENTS.names() if self.names == ("all",) else self.names
@@ -98,6 +95,4 @@ def _print_listing(rows: Sequence[tuple[str, ...]]) -> None:
     print("`fmicl reproduce NAME --scale small` runs one in minutes on a CPU; `--help` lists the options.")
 
 
-def run(words: Sequence[str]) -> int:
-    """Parse the words, and list or reproduce."""
-    return int(tyro.cli(Reproduce, prog="fmicl reproduce", args=list(words))())
+run = command("reproduce", Reproduce)

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from fmicl.cli.options import expand_negated_flags, flat_values, options_class
 from fmicl.cli.recipes import split_recipe
-from fmicl.cli.sweep import SweepOptions, grid_values, parse_case
+from fmicl.cli.sweep import SweepOptions, parse_grid
 from fmicl.config import RECIPES, Settings, recipe
 from fmicl.sweep.grid import Cell, make_cells
 
@@ -64,18 +63,12 @@ def run(words: Sequence[str]) -> int:
     if chosen is None:
         return 0
     cells, options = parse(*chosen)
-    from fmicl.sweep.halving import Budget, run_selection
+    from fmicl.sweep.halving import Budget, Selection, run_selection
 
+    budget = Budget.parse(options.budget)
+    selection = Selection(cells, budget, by=options.by, eta=options.eta, first_epochs=options.first_epochs)
     return run_selection(
-        cells,
-        budget=Budget.parse(options.budget),
-        by=options.by,
-        eta=options.eta,
-        first_epochs=options.first_epochs,
-        out=options.out,
-        parallel=options.parallel,
-        launcher=options.launcher,
-        slurm=options.slurm,
+        selection, out=options.out, parallel=options.parallel, launcher=options.launcher, slurm=options.slurm
     )
 
 
@@ -88,26 +81,18 @@ def parse(name: str, words: Sequence[str]) -> tuple[list[Cell], SelectOptions]:
         ValueError: as :func:`fmicl.cli.sweep.parse`.
     """
     base = recipe(name)
-    parsed: Any = tyro.cli(
-        options_class(SelectOptions, base.schema, base.values, several=True),
-        prog=f"fmicl select {name}",
-        description=f"{RECIPES[name].summary} Candidates, unless these are given or cases: "
+    description = (
+        f"{RECIPES[name].summary} Candidates, unless these are given or cases: "
         f"--divergence {' '.join(DIVERGENCES)}, --alpha 0.1, 1 and 10 times the recipe's, "
-        f"--gamma {' '.join(f'{gamma:g}' for gamma in GAMMAS)}. --validation is {VALIDATION} unless it is given.",
-        args=expand_negated_flags(words, base.schema),
+        f"--gamma {' '.join(f'{gamma:g}' for gamma in GAMMAS)}. --validation is {VALIDATION} unless it is given."
     )
-    if parsed.parallel is not None and parsed.parallel < 1:
-        raise ValueError(f"parallel must be positive, but it is {parsed.parallel}")
-    if parsed.slurm and parsed.launcher != "slurm":
-        raise ValueError("--slurm needs --launcher slurm")
-    cases = [parse_case(case, base) for case in parsed.case]
-    values = grid_values(flat_values(parsed), base)
+    options, values, cases = parse_grid("select", SelectOptions, base, words, description)
     defaults = {"validation": (base.values.get("validation") or VALIDATION,)}
     if not cases:
         defaults |= candidate_values(base.replace(**{key: found[0] for key, found in values.items()}))
     given = {word.split("=")[0].lstrip("-").replace("-", "_") for word in words if word.startswith("--")}
     known = {key: value for key, value in defaults.items() if key not in given and key in base.schema.options}
-    return make_cells(base, {**known, **values}, cases), parsed
+    return make_cells(base, {**known, **values}, cases), options
 
 
 def candidate_values(base: Settings) -> dict[str, tuple[Any, ...]]:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 
@@ -21,27 +21,12 @@ from fmicl.utils.registry import unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """How a sweep is trained."""
+class LauncherOptions:
+    """Where the runs of a sweep are trained."""
 
-    case: Annotated[
-        tuple[tuple[str, ...], ...],
-        tyro.conf.UseAppendAction,
-        tyro.conf.arg(
-            metavar="NAME OPTION=VALUE ...",
-            help="Options that belong together, under a name; each case is combined with all values of other options.",
-        ),
-    ] = ()
     parallel: Annotated[
         int | None,
         tyro.conf.arg(help="Runs at once on each device; with SLURM, jobs at once (None: one run, or all jobs)."),
-    ] = None
-    out: Annotated[
-        Path | None,
-        tyro.conf.arg(
-            help="Folder of the sweep, new or to continue (None: the one under sweeps/ that has the same runs, else "
-            "the next number)."
-        ),
     ] = None
     launcher: Annotated[
         Literal["local", "slurm"],
@@ -54,6 +39,38 @@ class SweepOptions:
             help="Options of sbatch for --launcher slurm: partition, time, cpus_per_task, mem.",
         ),
     ] = ()
+
+    def check_launcher(self) -> None:
+        """Refuse options that contradict each other.
+
+        Raises:
+            ValueError: which.
+        """
+        if self.parallel is not None and self.parallel < 1:
+            raise ValueError(f"parallel must be positive, but it is {self.parallel}")
+        if self.slurm and self.launcher != "slurm":
+            raise ValueError("--slurm needs --launcher slurm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions(LauncherOptions):
+    """How a sweep is trained."""
+
+    case: Annotated[
+        tuple[tuple[str, ...], ...],
+        tyro.conf.UseAppendAction,
+        tyro.conf.arg(
+            metavar="NAME OPTION=VALUE ...",
+            help="Options that belong together, under a name; each case is combined with all values of other options.",
+        ),
+    ] = ()
+    out: Annotated[
+        Path | None,
+        tyro.conf.arg(
+            help="Folder of the sweep, new or to continue (None: the one under sweeps/ that has the same runs, else "
+            "the next number)."
+        ),
+    ] = None
 
 
 def run(words: Sequence[str]) -> int:
@@ -75,21 +92,29 @@ def parse(name: str, words: Sequence[str]) -> tuple[list[Cell], SweepOptions]:
             contradict each other.
     """
     base = recipe(name)
+    options, values, cases = parse_grid("sweep", SweepOptions, base, words, RECIPES[name].summary)
+    return make_cells(base, values, cases), options
+
+
+Options = TypeVar("Options", bound=SweepOptions)
+
+
+def parse_grid(
+    command: str, kind: type[Options], base: Settings, words: Sequence[str], description: str
+) -> tuple[Options, dict[str, tuple[Any, ...]], list[tuple[str, dict[str, Any]]]]:
+    """The command's own options, values of the recipe's options that aren't just the recipe's, and cases."""
     parsed: Any = tyro.cli(
-        options_class(SweepOptions, base.schema, base.values, several=True),
-        prog=f"fmicl sweep {name}",
-        description=RECIPES[name].summary,
+        options_class(kind, base.schema, base.values, several=True),
+        prog=f"fmicl {command} {base.recipe}",
+        description=description,
         args=expand_negated_flags(words, base.schema),
     )
-    if parsed.parallel is not None and parsed.parallel < 1:
-        raise ValueError(f"parallel must be positive, but it is {parsed.parallel}")
-    if parsed.slurm and parsed.launcher != "slurm":
-        raise ValueError("--slurm needs --launcher slurm")
+    parsed.check_launcher()
     cases = [parse_case(case, base) for case in parsed.case]
-    return make_cells(base, grid_values(flat_values(parsed), base), cases), parsed
+    return parsed, _grid_values(flat_values(parsed), base), cases
 
 
-def grid_values(parsed: Mapping[str, Any], base: Settings) -> dict[str, tuple[Any, ...]]:
+def _grid_values(parsed: Mapping[str, Any], base: Settings) -> dict[str, tuple[Any, ...]]:
     """The values of all options that don't just have the recipe's."""
     found = {}
     for name, given in parsed.items():

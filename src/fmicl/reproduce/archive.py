@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 
 from fmicl.config import Settings
@@ -27,16 +26,16 @@ def read_archive(folder: Path) -> dict[str, Outcome]:
     found: dict[str, Outcome] = {}
     for file in sorted(folder.rglob("*.json")):
         try:
-            told = json.loads(file.read_text(encoding="utf-8"))
+            saved = json.loads(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{file} is damaged: {error}") from error
-        if not isinstance(told, dict) or not {"recipe", "task", "settings", "results"} <= told.keys():
+        if not isinstance(saved, dict) or not {"recipe", "task", "settings", "results"} <= saved.keys():
             continue
         try:
-            settings = Settings.from_json(told["recipe"], told["settings"], told["task"])
+            settings = Settings.from_json(saved["recipe"], saved["settings"], saved["task"])
         except ValueError:
             continue
-        found[archive_hash(settings)] = Outcome(settings, told["results"] or {}, told.get("metrics", ()), file)
+        found[archive_hash(settings)] = Outcome(settings, saved["results"] or {}, saved.get("metrics", ()), file)
     return found
 
 
@@ -47,18 +46,19 @@ def read_sweep(folder: Path, recipe: str) -> tuple[dict[str, Outcome], dict[str,
     for run in record.runs.values():
         key = archive_hash(run.settings)
         if run.state == "finished":
-            finished[key] = Outcome(run.settings, run.results, _metrics(run.run.metrics), run.run.path)
+            finished[key] = Outcome(run.settings, run.results, read_metrics(run.run.metrics), run.run.path)
         elif run.state == "failed":
             failed[key] = run.error or "failed"
     return finished, failed
 
 
-def _metrics(path: Path) -> Sequence[dict[str, float | None]]:
+def read_metrics(path: Path) -> list[dict[str, float | None]]:
+    """The rows of a metrics.csv, none if there is no file; None for a cell that is blank or not finite."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
             return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
     except OSError:
-        return ()
+        return []
 
 
 def _number(text: str | None) -> float | None:

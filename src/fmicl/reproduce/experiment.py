@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeVar
 
 from fmicl.config import Settings, recipe
 from fmicl.reproduce.plots import Line, Plot
+from fmicl.sweep.summary import mean_and_std
 from fmicl.utils.options import options_of
 from fmicl.utils.registry import Registry
 
@@ -114,15 +115,24 @@ class Outcome:
     source: Path
 
     def score(self, name: str) -> float | None:
-        """A number of its results.
+        """A number of its results."""
+        return score(self.results, name)
 
-        An average over STS tasks counts only if it is over all of them, with the official number of pairs.
-        """
-        incomplete = self.results.get("incomplete", ())
-        if name in incomplete or (name == "avg" and incomplete):
-            return None
-        value = self.results.get(name, self.results.get("sts", {}).get(name))
-        return float(value) if isinstance(value, int | float) else None
+
+def score(results: Mapping[str, Any], name: str) -> float | None:
+    """A number of a results.json.
+
+    An STS score counts only with the official number of pairs, and the average only if all tasks have theirs.
+
+    Example:
+        >>> score({"avg": 60.0}, "avg"), score({"avg": 60.0, "STSB": 70.0, "incomplete": ["STS12"]}, "avg")
+        (60.0, None)
+    """
+    incomplete = results.get("incomplete", ())
+    if name in incomplete or (name == "avg" and incomplete):
+        return None
+    value = results.get(name, results.get("sts", {}).get(name))
+    return float(value) if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True)
@@ -144,10 +154,7 @@ class Measured:
         return statistics.fmean(self.values)
 
     def __str__(self) -> str:
-        if not self.values:
-            return self.missing
-        mean = f"{self.mean:.2f}"
-        return mean if len(self.values) == 1 else f"{mean} ± {statistics.stdev(self.values):.2f}"
+        return mean_and_std(self.values) if self.values else self.missing
 
 
 @dataclass(frozen=True)
@@ -165,10 +172,9 @@ class Outcomes:
 
     def measured(self, key: Name, name: str) -> Measured:
         """A score over the seeds of a key: blank without a run, "failed" if the run failed."""
-        known = [(outcome.score(name), outcome.source) for outcome in self[key]]
-        known = [(value, source) for value, source in known if value is not None]
+        known = [(value, run.source) for run in self[key] if (value := run.score(name)) is not None]
         missing = "failed" if key_of(key) in self.failed else ""
-        return Measured(tuple(float(v or 0.0) for v, _ in known), tuple(source for _, source in known), missing)
+        return Measured(tuple(value for value, _ in known), tuple(source for _, source in known), missing)
 
 
 def curve(label: str, measured: Mapping[Any, Measured]) -> list[Line]:

@@ -60,13 +60,13 @@ class GaussianKernel(Experiment):
                 if not run.assumption.exists():
                     pairs, steps = SMALL_CHECK if scale.small else CHECK
                     check_run(run.path, device=outcome.settings.device, pairs=pairs, flow_steps=steps)
-                told = read_json(run.assumption)
-                fits = [f"{flow['fit']['slope']:.3g} ({flow['fit']['r_squared']:.3f})" for flow in told["flows"]]
-                gamma = told["gamma"]
+                assumption = read_json(run.assumption)
+                fits = [f"{flow['fit']['slope']:.3g} ({flow['fit']['r_squared']:.3f})" for flow in assumption["flows"]]
+                gamma = assumption["gamma"]
                 rows.append((key[0], *fits, f"{gamma['gamma']:.3g}", f"{gamma['p_value']:.3f}"))
                 lines = tuple(
                     Line(f"{flow['prior']} prior", tuple(flow["squared_distances"]), tuple(flow["log_densities"]))
-                    for flow in told["flows"]
+                    for flow in assumption["flows"]
                 )
                 panels.append(Panel(key[0], "squared distance", "mean log density", lines))
         if not rows:

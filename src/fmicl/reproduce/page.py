@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,7 +117,7 @@ def _text_start(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
 
 def _entry(entry: Entry, archive: Path) -> dict[str, Any]:
     if isinstance(entry, Measured):
-        value = statistics.fmean(entry.values) if entry.values else None
+        value = entry.mean if entry.values else None
         return {"text": str(entry), "value": value, "runs": [_id(source, archive) for source in entry.sources]}
     value = entry if isinstance(entry, int | float) else None
     return {"text": f"{entry:.2f}" if isinstance(entry, float) else entry or "", "value": value, "runs": []}
@@ -145,21 +144,21 @@ def _all_runs(runs: Sequence[Outcome], archive: Path) -> dict[str, Any]:
 
 def _run(run: Outcome, archive: Path) -> dict[str, Any]:
     """What the page tells of a run: command, device, versions, commit, settings, results."""
-    told = read_json(run.source)
-    facts = {key: told.get(key) for key in ("device", "versions", "commit", "seed", "started", "hash")}
+    saved = read_json(run.source)
+    facts = {key: saved.get(key) for key in ("device", "versions", "commit", "seed", "started", "hash")}
     facts |= {f"result: {key}": value for key, value in run.results.items() if isinstance(value, int | float | str)}
     facts |= {f"option: {key}": value for key, value in run.settings.changes.items()}
     return {
         "id": _id(run.source, archive),
         "file": run.source.relative_to(archive).as_posix(),
-        "command": told.get("command", ""),
+        "command": saved.get("command", ""),
         "facts": [(key, x if isinstance(x, str) else json.dumps(x, default=str)) for key, x in facts.items()],
     }
 
 
 def _read_result(file: Path) -> Result:
     """Tables and plots from the JSON of `fmicl reproduce`."""
-    told = read_json(file)
+    saved = read_json(file)
 
     def entry(value: Any) -> Entry:
         if isinstance(value, dict):
@@ -168,15 +167,15 @@ def _read_result(file: Path) -> Result:
 
     tables = [
         Table(each["title"], tuple(each["head"]), tuple(tuple(map(entry, row)) for row in each["rows"]))
-        for each in told["tables"]
+        for each in saved["tables"]
     ]
     plots = [
         Plot(each["name"], each["caption"], tuple(
             Panel(**{**panel, "lines": tuple(Line(**line) for line in panel["lines"])}) for panel in each["panels"]
         ))
-        for each in told["plots"]
+        for each in saved["plots"]
     ]  # fmt: skip
-    return Result(tuple(tables), tuple(plots), tuple(told["findings"]))
+    return Result(tuple(tables), tuple(plots), tuple(saved["findings"]))
 
 
 def _data_url(svg: str) -> str:

@@ -1,4 +1,4 @@
-"""The numbers that the paper reports (Lu et al., 2023), by table.
+"""Numbers of the paper (Lu et al., 2023), by table.
 
 Accuracies are in percent; STS is Spearman's correlation times 100, averaged over seven tasks.
 """

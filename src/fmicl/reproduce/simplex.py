@@ -37,7 +37,7 @@ def minimise_energy(f: Divergence, n: int, d: int, *, steps: int = 200, starts: 
         tensor([1.7321, 1.7321, 1.7321], dtype=torch.float64)
     """
     generator = torch.Generator().manual_seed(seed)
-    best: tuple[float, Tensor] | None = None
+    found: list[tuple[float, Tensor]] = []
     for _ in range(starts):
         raw = torch.randn(n, d, dtype=torch.float64, generator=generator).requires_grad_()
         optimizer = torch.optim.LBFGS([raw], max_iter=steps, tolerance_grad=1e-12, tolerance_change=1e-14,
@@ -52,10 +52,8 @@ def minimise_energy(f: Divergence, n: int, d: int, *, steps: int = 200, starts: 
             return energy
 
         energy = float(optimizer.step(closure).detach())
-        if best is None or energy < best[0]:
-            best = (energy, torch.nn.functional.normalize(raw.detach(), dim=1))
-    assert best is not None
-    return best[1]
+        found.append((energy, torch.nn.functional.normalize(raw.detach(), dim=1)))
+    return min(found, key=lambda pair: pair[0])[1]
 
 
 @register_experiment("simplex", summary="N points on the sphere under each penalty, N <= d + 1 and beyond.")

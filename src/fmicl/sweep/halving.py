@@ -38,7 +38,7 @@ ROOT = Path("selections")
 """Default parent of the folders of selections."""
 SELECT_FILE = "select.json"
 FIRST_SHARE = 27
-"""The first rung has at least one epoch in this many of the whole run, unless told otherwise."""
+"""The first rung has at least one epoch in this many of the whole run, unless another is given."""
 BY = (*ACCURACIES, *SCORES)
 """Scores that candidates can be chosen by."""
 
@@ -167,25 +167,26 @@ class _Scored:
 
 
 class Selection:
-    """Successive halving over candidates, in one folder.
+    """Successive halving over candidates.
 
     Args:
         cells: the candidates, with the settings of a whole run.
-        folder: of the selection; if it holds the same one, that is continued.
         budget: what it may cost.
         by: the score, of :data:`BY`.
-        eta: share of candidates that each rung drops.
-        first_epochs: epochs of the first rung at least.
+        eta: each rung keeps one in this many candidates, for this many times the epochs.
+        first_epochs: epochs of the first rung at least (None: E/27).
         program: the command of fmicl; tests use another.
 
+    Attributes:
+        identity: what makes two selections the same, as JSON.
+
     Raises:
-        ValueError: runs would be scored on test images, or the folder holds another selection.
+        ValueError: candidates that can't be compared, that would be scored on test images, or that cost too much.
     """
 
     def __init__(
         self,
         cells: Sequence[Cell],
-        folder: Path,
         budget: Budget,
         *,
         by: str = "knn",
@@ -194,26 +195,47 @@ class Selection:
         program: Sequence[str] = (sys.executable, "-m", "fmicl"),
     ) -> None:
         check_candidates(cells, by)
-        self.program = program
-        self.cells, self.folder, self.budget = list(cells), folder, budget
+        self.program, self.cells, self.budget = program, list(cells), budget
         self.by, self.eta, self.first_epochs = by, eta, first_epochs
         self.epochs = cells[0].settings.epochs
-        self.identity = _identity(cells, budget, by, eta, first_epochs)
-        file = folder / SELECT_FILE
-        if file.exists() and read_json(file)["identity"] != self.identity:
-            raise ValueError(f"{folder} is another selection: take another --out")
+        self.identity = {
+            "recipe": cells[0].settings.recipe, "candidates": [cell.settings.hash for cell in cells], "by": by,
+            "budget": list(budget), "eta": eta, "first_epochs": first_epochs,
+        }  # fmt: skip
+        if budget.unit == "runs":  # what is wrong with the plan is said before anything starts
+            self._plan(budget.amount)
+        self.folder = Path()
         self.rungs: list[dict[str, Any]] = []
         self.seconds = self._rung_seconds = 0.0
 
-    def run(self, launcher: Launcher, say: Callable[[str], None] = print) -> int:
-        """Train all rungs; returns the exit code: 0, 1 if all runs of a rung failed, or that of a signal."""
+    def _plan(self, runs: float) -> list[Rung]:
+        return plan_rungs(len(self.cells), runs, self.epochs, eta=self.eta, first_epochs=self.first_epochs)
+
+    def run(self, folder: Path, launcher: Launcher, say: Callable[[str], None] = print) -> int:
+        """Train all rungs, or continue with them.
+
+        Args:
+            folder: where the runs go.
+            launcher: where they are trained.
+            say: prints a line.
+
+        Returns:
+            The exit code: 0, 1 if all runs of a rung failed, or that of a signal.
+
+        Raises:
+            ValueError: the folder holds another selection, or results on test images.
+        """
+        self.folder = folder
+        file = folder / SELECT_FILE
+        if file.exists() and read_json(file)["identity"] != self.identity:
+            raise ValueError(f"{folder} is another selection: take another --out")
         runs = self.budget.amount
         if self.budget.unit == "hours":
             code, measured = self._measure(launcher, say)
             if code or measured is None:
                 return code or 1
             runs = self.budget.amount * 3600 / measured
-        rungs = plan_rungs(len(self.cells), runs, self.epochs, eta=self.eta, first_epochs=self.first_epochs)
+        rungs = self._plan(runs)
         candidates = self._sample(rungs[0].runs)
         if len(candidates) < len(self.cells):
             say(f"the budget has room for {len(candidates)} of {len(self.cells)} candidates, chosen at random")
@@ -294,7 +316,7 @@ class Selection:
         self.rungs.append({"epochs": epochs, "seconds": self._rung_seconds, "runs": rows})
 
     def _write(self, winner: _Scored | None) -> None:
-        told: dict[str, Any] = {
+        record: dict[str, Any] = {
             "identity": self.identity,
             "command": command_line(),
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -302,20 +324,12 @@ class Selection:
             "winner": None,
         }
         if winner is not None:
-            told["winner"] = {
+            record["winner"] = {
                 "candidate": _name(winner.cell), "score": winner.score, "epochs": winner.run.settings.epochs,
                 "settings": whole_run(winner.cell.settings).to_json(),
                 "command": train_command(winner.cell.settings),
             }  # fmt: skip
-        write_json(self.folder / SELECT_FILE, told)
-
-
-def _identity(cells: Sequence[Cell], budget: Budget, by: str, eta: int, first_epochs: int | None) -> dict[str, Any]:
-    """What makes two selections the same, as JSON."""
-    return {
-        "recipe": cells[0].settings.recipe, "candidates": [cell.settings.hash for cell in cells], "by": by,
-        "budget": list(budget), "eta": eta, "first_epochs": first_epochs,
-    }  # fmt: skip
+        write_json(self.folder / SELECT_FILE, record)
 
 
 def check_candidates(cells: Sequence[Cell], by: str) -> None:
@@ -394,32 +408,24 @@ def find_selection(identity: Mapping[str, Any], out: Path | None, root: Path = R
 
 
 def run_selection(
-    cells: Sequence[Cell],
+    selection: Selection,
     *,
-    budget: Budget,
-    by: str = "knn",
-    eta: int = 3,
-    first_epochs: int | None = None,
     out: Path | None = None,
     parallel: int | None = None,
     launcher: str = "local",
     slurm: Sequence[str] = (),
 ) -> int:
-    """Choose among candidates by successive halving; the options are those of ``fmicl select``.
+    """Run a selection in its folder; the options are those of ``fmicl select``.
 
     Returns:
         The exit code, as of :meth:`Selection.run`.
 
     Raises:
-        ValueError, OSError: wrong settings, budget, launcher or folder.
+        ValueError, OSError: wrong settings, launcher or folder.
     """
-    check_candidates(cells, by)
-    if budget.unit == "hours" and launcher != "local":
+    if selection.budget.unit == "hours" and launcher != "local":
         raise ValueError("a budget in hours is for this machine; with SLURM, give whole runs (--budget 10)")
-    if budget.unit == "runs":  # what is wrong with the plan is said before anything starts
-        plan_rungs(len(cells), budget.amount, cells[0].settings.epochs, eta=eta, first_epochs=first_epochs)
-    make_launcher = prepare_launcher(cells, parallel=parallel, launcher=launcher, slurm=slurm)
-    identity = _identity(cells, budget, by, eta, first_epochs)
-    folder = find_selection(identity, out)
+    make_launcher = prepare_launcher(selection.cells, parallel=parallel, launcher=launcher, slurm=slurm)
+    folder = find_selection(selection.identity, out)
     with lock_folder(folder) as lock:
-        return Selection(cells, folder, budget, by=by, eta=eta, first_epochs=first_epochs).run(make_launcher(lock))
+        return selection.run(folder, make_launcher(lock))

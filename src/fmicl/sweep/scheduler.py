@@ -71,19 +71,18 @@ class Sweep:
         self.record.write()
         self._saved = time.monotonic()
 
-    def train(self, launcher: Launcher, *, live: bool | None = None, summary: bool = True) -> int:
+    def train(self, launcher: Launcher, *, summary: bool = True) -> int:
         """Train the runs that have not finished.
 
         Args:
             launcher: where runs are trained.
-            live: whether to draw a table; None: if the output is a terminal.
             summary: whether to print a table of the results at the end.
 
         Returns:
             The exit code: 0, 1 if a run failed, or 130, 143 or 129 if Ctrl-C, SIGTERM or SIGHUP stopped the sweep.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        display = Display(f"{self.record.recipe} in {self.folder}", live=live)
+        display = Display(f"{self.record.recipe} in {self.folder}")
         done = sum(run.state == "finished" for run in self.runs)
         display.print(
             f"sweep of {len(self.runs)} run{'s' * (len(self.runs) > 1)} in {self.folder}"

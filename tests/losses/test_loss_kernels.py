@@ -18,7 +18,7 @@ from fmicl.divergences import KL
 from fmicl.kernels import Kernel, Precision
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend
-from fmicl.losses.shift import ShiftedCritic
+from fmicl.divergences.shifted import ShiftedCritic
 from fmicl.utils.numerics import EXACT, PER_DEVICE, exact_matmul, matmul_precision
 from pair_functions import FUNCTIONS
 from two_views import F64, NAMES

@@ -8,10 +8,11 @@ from torch import Tensor
 
 import fmicl
 from fmicl import kernels
+from fmicl.divergences.shifted import ShiftedCritic
 from fmicl.kernels import tiled
 from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
-from fmicl.losses.shift import ShiftedCritic, optimal_shift
+from fmicl.losses.shift import optimal_shift
 from fmicl.losses.similarities import make_similarity
 from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
 

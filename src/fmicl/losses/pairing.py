@@ -15,6 +15,8 @@ from fmicl import kernels
 from fmicl.divergences import KL
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Kernel, PairFunction, Precision, World
+from fmicl.kernels.reference import exact_products
+from fmicl.kernels.tiled import is_one_tile
 from fmicl.kernels.transforms import in_transforms
 from fmicl.losses.targets import (
     Chunk,
@@ -25,11 +27,12 @@ from fmicl.losses.targets import (
     require_label_negatives,
 )
 from fmicl.utils.learnable import Scalar, host_value
-from fmicl.utils.numerics import normalise, unit_rows
+from fmicl.utils.numerics import normalise, to_float32, unit_rows
 from fmicl.utils.validation import Negatives, require_negatives
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
+_SAMPLED = 512  # rows, and columns, of a sample of the negatives
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -101,6 +104,28 @@ class Block(NamedTuple):
     weight: int
     number: int
     world: World
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some of the negative pairs, whose z are kept.
+
+    Attributes:
+        z: of the pairs of each block.
+        shares: of each block in the mean over all negatives.
+        world: the processes, each of which has its own sample.
+        complete: whether these are all negatives.
+    """
+
+    z: tuple[Tensor, ...]
+    shares: tuple[float, ...]
+    world: World
+    complete: bool
+
+    def mean(self, function: PairFunction) -> Tensor:
+        """The mean of a function over the sample, the same on each process."""
+        means = [share * function.penalty(z).mean() for z, share in zip(self.z, self.shares, strict=True)]
+        return kernels.all_sum(torch.stack(means).sum(), self.world) / len(self.world.sizes)
 
 
 @dataclass(frozen=True)
@@ -293,6 +318,23 @@ class Pairs:
         found = [kernels.largest_cosine(block.rows, block.columns, block.skip, block.world) for block in self.blocks]
         return kernels.all_max(torch.stack(found).max(), self.world)
 
+    def sample(self, critic: Critic) -> Sample | None:
+        """Z of some of the negatives, or of all if these are few and on a CPU; None where labels leave out negatives.
+
+        Not differentiable.
+        """
+        if self._excludes is not None or len(self.x) < 2:
+            return None
+        complete = (
+            self.x.is_cpu
+            and self.kernel != "triton"
+            and self.world.size == 1
+            and all(is_one_tile(b.rows, b.rows if b.columns is None else b.columns) for b in self.blocks)
+        )
+        kept = [_cosines(block, complete) for block in self.blocks]
+        shares = tuple(block.number / self.count() for block in self.blocks)
+        return Sample(tuple(critic.z(cosines) for cosines in kept), shares, self.world, complete)
+
     def log_mean_exp(self, scale: Scalar) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.
 
@@ -364,6 +406,19 @@ def _sum_of_negatives(function: PairFunction, products: Tensor, chunk: Chunk) ->
     # Mask before the function too: that of a positive may overflow, and its gradient be NaN.
     z = function.offset + function.scale * products.masked_fill(~chunk.negatives, 0.0)
     return function.penalty(z).masked_fill(~chunk.negatives, 0.0).sum(dim=1)
+
+
+def _cosines(block: Block, complete: bool) -> Tensor:
+    """Inner products of the negative pairs of a block, all of them or those of some rows with other columns."""
+    rows, columns = (to_float32(v) for v in (block.rows, block.rows if block.columns is None else block.columns))
+    if complete:
+        products = exact_products(rows, columns)
+        if block.skip is None:
+            return products
+        n = len(products)
+        return products.flatten()[1:].view(n - 1, n + 1)[:, :-1]  # without the diagonal
+    size = min(len(rows) // 2, _SAMPLED)
+    return exact_products(rows[:size], columns[-size:])
 
 
 def check_views(x: Tensor, y: Tensor, negatives: str | Tensor = "anchor", columns: Sequence[Tensor] = ()) -> None:

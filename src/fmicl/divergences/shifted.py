@@ -27,12 +27,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fmicl.divergences.base import Divergence
 from fmicl.divergences.catalogue import JS, Neyman, Pearson, ReverseKL, SquaredHellinger, Tsallis
 from fmicl.divergences.critic import Critic
 from fmicl.utils.learnable import Scalar
 
 _POWERS = {ReverseKL: -1.0, JS: -1.0, SquaredHellinger: -0.5, Neyman: -2.0, Pearson: 1.0}
-_LARGEST_EXPONENT = 80.0  # of e^x and e^-x, which float32 represents
+LARGEST_EXPONENT = 80.0
+"""Of an e^x that float32 represents."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class PowerForm:
         constant: the rest of the penalty.
         js: whether it is Jensen-Shannon's, whose penalty is log(1 + 1 / W) plus the constant.
         tie: z closer than this to z_0 counts as z_0.
-        moderate: whether float32 represents e^(p z) of all pairs.
+        moderate: whether e^(p z) and e^(p (z - z_0)) of all pairs don't overflow in float32.
     """
 
     power: float
@@ -162,23 +164,18 @@ class PowerForm:
         """The form of a divergence of the catalogue; None for others, a learned scale, and T = z."""
         critic, kind = shifted.critic, shifted.critic.divergence
         offset, scale = critic.offset, critic.scale
-        power = _POWERS.get(type(kind))
-        if type(kind) is Tsallis and not isinstance(kind.order, Tensor):
-            power = kind.order - 1
-        if power is None or type(critic) is not Critic or critic.direct:
+        if type(critic) is not Critic or critic.direct or isinstance(offset, Tensor) or isinstance(scale, Tensor):
             return None
-        if isinstance(offset, Tensor) or isinstance(scale, Tensor):
+        found = _power_constants(kind)
+        if found is None:
             return None
+        power, rate, gain, constant = found
         start, peak, js = torch.exp(power * shifted.log_ratio), torch.exp(power * shifted.closest), type(kind) is JS
-        zero = torch.zeros((), dtype=torch.float64)
-        rate = float(kind.score_slope(zero))
-        gain = rate if power == -1 else rate / (power + 1)
-        constant = -math.log(2) if js else float(kind.penalty(zero)) - (0.0 if power == -1 else gain)
         factor = (1 + start) * torch.sigmoid(-shifted.closest) if js else peak
-        moderate = abs(power) * (abs(offset) + abs(scale)) <= _LARGEST_EXPONENT
+        exponents = power * offset + abs(power) * scale, -2 * power * scale  # the largest, also relative to z_0
         return cls(
             power, shifted.closest, start, factor, factor if js else rate * peak, gain, constant, js,
-            float(shifted.tie), moderate,
+            float(shifted.tie), max(exponents) <= LARGEST_EXPONENT,
         )  # fmt: skip
 
     def cast(self, z: Tensor) -> Tensor:
@@ -217,6 +214,25 @@ class PowerForm:
             return w.reciprocal().log1p().add_(self.constant)
         value = -w.log() if self.power == -1 else w.pow((self.power + 1) / self.power)
         return value.mul_(self.gain).add_(self.constant)
+
+
+@functools.lru_cache(maxsize=64)
+def _power_constants(kind: Divergence) -> tuple[float, float, float, float] | None:
+    """P, T'(0), and gain and constant of the penalty; None if the score is no power of u.
+
+    Types are compared exactly: a subclass may compute something else.
+    """
+    if type(kind) is Tsallis:
+        power = None if isinstance(kind.order, Tensor) else kind.order - 1
+    else:
+        power = _POWERS.get(type(kind))
+    if power is None:
+        return None
+    zero = torch.zeros((), dtype=torch.float64)
+    rate, least = float(kind.score_slope(zero)), float(kind.penalty(zero))
+    if type(kind) is JS:
+        return power, rate, 1.0, -math.log(2)
+    return (power, rate, rate, least) if power == -1 else (power, rate, rate / (power + 1), least - rate / (power + 1))
 
 
 def wide(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fmicl.divergences import (
@@ -21,6 +22,7 @@ from fmicl.divergences import (
     Weighted,
 )
 from fmicl.divergences.critic import Critic
+from fmicl.divergences.shifted import LARGEST_EXPONENT, AttainedRatio, ShiftedCritic
 from fmicl.divergences.skewed import Skewed
 from fmicl.kernels.backend import PairFunction, Square
 
@@ -42,10 +44,12 @@ class Lowered(NamedTuple):
     gain: float = 1.0
     constant: float = 0.0
     order: float = 2.0
+    scalars: Tensor | None = None
+    """Of a shifted kind, on the device: what `device.shifted_penalty_and_slope` reads."""
 
 
 def lower(function: PairFunction) -> Lowered | None:
-    """The Triton form of a pair function; None if there is none (a user-defined or learned divergence, a shift).
+    """The Triton form of a pair function; None if there is none (a user-defined or learned divergence).
 
     Types are compared exactly: a subclass may compute something else.
 
@@ -63,6 +67,10 @@ def lower(function: PairFunction) -> Lowered | None:
         if function.direct and function.divergence.supremum < math.inf:
             return None  # f* itself, without the activation
         return _lower(function.divergence, function.offset, function.scale, function.free)
+    if type(function) is ShiftedCritic:
+        return _lower_shifted(function, ratio=False)
+    if type(function) is AttainedRatio:
+        return _lower_shifted(function.shifted, ratio=True)
     return None
 
 
@@ -134,6 +142,45 @@ def _lower_skewed(divergence: Skewed, offset: float, scale: float) -> Lowered | 
         constant=(1 - beta) * base.constant,
         order=power,
     )
+
+
+def _lower_shifted(shifted: ShiftedCritic, ratio: bool) -> Lowered | None:
+    """The penalty of a shifted critic, or the ratio at which it is attained, where float32 represents its powers."""
+    critic, closest, s = shifted.critic, shifted.closest, shifted.log_ratio
+    offset, scale = critic.offset, critic.scale
+    assert not isinstance(offset, Tensor)
+    assert not isinstance(scale, Tensor)
+
+    def lowered(kind: str, power: float, *scalars: Tensor, **factors: float) -> Lowered:
+        """A kind that takes z in units of log 2 / power."""
+        unit = LOG2E * power
+        reference = torch.stack([unit * (closest - offset), torch.full_like(closest, abs(unit) * shifted.tie), *scalars])
+        return Lowered(kind, 0.0, unit * scale, slope=scale, scalars=reference.float(), **factors)
+
+    form = shifted.powers
+    if form is not None:
+        if not form.moderate:
+            return None
+        scalars = (form.start, form.factor, form.rate)
+        if ratio:
+            return lowered("shifted_power", form.power, *scalars, order=1 / form.power)
+        if form.js:
+            return lowered("shifted_js", form.power, *scalars, constant=form.constant)
+        factors = {"gain": form.gain, "constant": form.constant}
+        if form.power == -1:
+            return lowered("shifted_log", form.power, *scalars, **factors)
+        return lowered("shifted_power", form.power, *scalars, order=(form.power + 1) / form.power, **factors)
+    if type(critic) is not Critic or critic.direct:
+        return None
+    if type(critic.divergence) is VLC and offset + scale <= LARGEST_EXPONENT:
+        far, near, far_v, near_v = (torch.sigmoid(value) for value in (-closest, closest, -s, s))
+        kind = "ratio_vlc" if ratio else "shifted_vlc"
+        scalars = (closest.exp(), far, near, far_v.square(), near_v * (1 + far_v))
+        return lowered(kind, 1.0, *scalars, constant=0.0 if ratio else 3.0)
+    if type(critic.divergence) is Jeffrey and scale + max(scale, -offset) <= LARGEST_EXPONENT:
+        kind = "ratio_jeffrey" if ratio else "shifted_jeffrey"
+        return lowered(kind, -1.0, (-closest).exp(), critic.divergence.score(s), constant=0.0 if ratio else -1.0)
+    return None
 
 
 class LoweredScore(NamedTuple):

@@ -310,12 +310,18 @@ class Pairs:
         """The mean of a function over all negatives of all processes, the same on each."""
         return kernels.all_sum(self.mean(function), self.world) / len(self.world.sizes)
 
-    def largest_cosine(self) -> Tensor:
-        """The largest inner product of a negative pair of all processes, a scalar."""
+    def largest_cosine(self, function: PairFunction) -> Tensor:
+        """The largest inner product of a negative pair of all processes, a scalar, as rounded in sums of the function."""
         if self._excludes is not None:
             rows = self._excludes.detached().map(lambda c, chunk: c.masked_fill(~chunk.negatives, -1.0).amax(dim=1))
             return kernels.all_max(rows.max(), self.world)
-        found = [kernels.largest_cosine(block.rows, block.columns, block.skip, block.world) for block in self.blocks]
+        found = [
+            kernels.largest_cosine(
+                block.rows, block.columns, function, block.skip,
+                kernel=self.kernel, fast=self.fast, world=block.world,
+            )
+            for block in self.blocks
+        ]  # fmt: skip
         return kernels.all_max(torch.stack(found).max(), self.world)
 
     def sample(self, critic: Critic) -> Sample | None:

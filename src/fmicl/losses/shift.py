@@ -36,7 +36,7 @@ from fmicl.losses.pairing import Pairs, Sample
 from fmicl.utils.learnable import Scalar, log
 
 _PASSES = 60  # over the pairs, at most
-_CAPTURED_PASSES = 6  # in a CUDA graph, where no value can be tested: more than almost any search needs
+_CAPTURED_PASSES = 5  # in a CUDA graph, where no value can be tested: more than almost any search needs
 _CAPTURED_SAMPLE_PASSES = 14  # over a sample or, where there is none, over the pairs
 _SAMPLE_PRECISION = 1e-3  # of the excess of a sample, which isn't that of all pairs
 _ROUNDING = 4  # units in the last place of offset and scale, by which z of two equally close pairs may differ
@@ -62,7 +62,8 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
             "depends on values. torch.autograd gives a first derivative"
         )
     with torch.no_grad():
-        closest = wide(critic.z(pairs.largest_cosine()))
+        unknown = torch.zeros((), dtype=pairs.dtype, device=pairs.x.device)
+        closest = wide(critic.z(pairs.largest_cosine(ShiftedCritic(critic, unknown, unknown))))
         rounding = torch.finfo(pairs.dtype).eps
         number = all_max(torch.full_like(closest, float(pairs.count())), pairs.world)
         start = ShiftedCritic(critic, closest, closest, _ROUNDING * rounding)
@@ -126,20 +127,27 @@ def optimal_shift(
     if not capturing:
         _require_finite(start, alpha, low)
 
-    def solve(average: Callable[[PairFunction], Tensor], s: Tensor, slope: Tensor, passes: int, error: float) -> _Root:
+    def find(
+        average: Callable[[PairFunction], Tensor], guess: _Root, passes: int, error: float, share: Scalar = 0.0
+    ) -> _Root:
         def excess(s: Tensor) -> Tensor:
             """log(alpha E_neg[(f*)'(T - v)]), which increases with s; 0 at the optimum."""
-            return weight + wide(average(AttainedRatio(replace(start, log_ratio=s)))).log()
+            ratio = wide(average(AttainedRatio(replace(start, log_ratio=s))))
+            return weight + (ratio + share * s.exp()).log()
 
-        return _find_root(excess, _Root(s, slope), low, high, passes, error, capturing)
+        return _find_root(excess, guess, low, high, passes, error, capturing)
 
     few, many = (_CAPTURED_PASSES, _CAPTURED_SAMPLE_PASSES) if capturing else (_PASSES, _PASSES)
     # The excess has slope 1 in s if all pairs are equally close, if one counts alone, and for KL.
     root = _Root(low, torch.ones_like(low))
-    if sample is not None:
-        root = solve(sample.mean, *root, many, precision if sample.complete else _SAMPLE_PRECISION)
-    if sample is None or not sample.complete:
-        root = solve(mean, *root, many if sample is None else few, precision)
+    if sample is None:
+        root = find(mean, root, many, precision)
+    elif sample.complete:
+        root = find(sample.mean, root, many, precision)
+    else:
+        # the closest pair, in both orders, may count for much, and the sample is unlikely to have it
+        root = find(sample.mean, root, many, _SAMPLE_PRECISION, share=2 / wide(number))
+        root = find(mean, root, few, precision)
     found = replace(start, log_ratio=root.s)
     if not capturing:
         _require_resolved(found)

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 import fmicl
+from devices import TRITON_DEVICE
 from fmicl import kernels
 from fmicl.divergences.shifted import ShiftedCritic
-from fmicl.kernels import tiled
+from fmicl.kernels import Kernel, tiled
 from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
 from fmicl.losses.shift import optimal_shift
@@ -202,12 +203,15 @@ def test_during_capture_of_a_cuda_graph(name: str, mode: str, monkeypatch: pytes
     assert float((found - wanted).norm()) < 1e-4 * float(wanted.norm())
 
 
+@pytest.mark.parametrize("kernel", ["tiled", "triton"])
+@pytest.mark.parametrize("d", [3, 200])
 @pytest.mark.parametrize("skip", [None, 0, 2, -3])
-def test_largest_cosine_tile_by_tile(skip: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_cosine_tile_by_tile(skip: int | None, d: int, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "_CPU_TILE", 4)
-    x, y = (unit(value) for value in batch(11, 3))
+    x, y = (unit(value).float().to(TRITON_DEVICE) for value in batch(70, d))
     products = x @ y.T
     if skip is not None:
-        row, column = torch.meshgrid(torch.arange(11), torch.arange(11), indexing="ij")
-        products = products[column != row + skip]
-    torch.testing.assert_close(kernels.largest_cosine(x, y, skip), products.max())
+        row, column = torch.meshgrid(torch.arange(70), torch.arange(70), indexing="ij")
+        products = products[(column != row + skip).to(TRITON_DEVICE)]
+    critic = make_similarity("gaussian").critic(fmicl.divergence("js"), d)
+    torch.testing.assert_close(kernels.largest_cosine(x, y, critic, skip, kernel=kernel), products.max())

@@ -22,7 +22,7 @@ from fmicl.divergences import (
     Weighted,
 )
 from fmicl.divergences.critic import Critic
-from fmicl.divergences.shifted import LARGEST_EXPONENT, AttainedRatio, ShiftedCritic
+from fmicl.divergences.shifted import AttainedRatio, JeffreyForm, JSForm, LogForm, ShiftedCritic, VLCForm
 from fmicl.divergences.skewed import Skewed
 from fmicl.kernels.backend import PairFunction, Square
 
@@ -145,42 +145,26 @@ def _lower_skewed(divergence: Skewed, offset: float, scale: float) -> Lowered | 
 
 
 def _lower_shifted(shifted: ShiftedCritic, ratio: bool) -> Lowered | None:
-    """The penalty of a shifted critic, or the ratio at which it is attained, where float32 represents its powers."""
-    critic, closest, s = shifted.critic, shifted.closest, shifted.log_ratio
-    offset, scale = critic.offset, critic.scale
-    assert not isinstance(offset, Tensor)
-    assert not isinstance(scale, Tensor)
-
-    def lowered(kind: str, power: float, *scalars: Tensor, **factors: float) -> Lowered:
-        """A kind that takes z in units of log 2 / power."""
-        unit = LOG2E * power
-        reference = torch.stack([unit * (closest - offset), torch.full_like(closest, abs(unit) * shifted.tie), *scalars])
-        return Lowered(kind, 0.0, unit * scale, slope=scale, scalars=reference.float(), **factors)
-
-    form = shifted.powers
-    if form is not None:
-        if not form.moderate:
-            return None
-        scalars = (form.start, form.factor, form.rate)
-        if ratio:
-            return lowered("shifted_power", form.power, *scalars, order=1 / form.power)
-        if form.js:
-            return lowered("shifted_js", form.power, *scalars, constant=form.constant)
-        factors = {"gain": form.gain, "constant": form.constant}
-        if form.power == -1:
-            return lowered("shifted_log", form.power, *scalars, **factors)
-        return lowered("shifted_power", form.power, *scalars, order=(form.power + 1) / form.power, **factors)
-    if type(critic) is not Critic or critic.direct:
+    """The penalty of a shifted critic, or the ratio at which it is attained; z in units of log 2 / p."""
+    form, offset, scale = shifted.form, shifted.offset, shifted.scale
+    if form is None or isinstance(offset, Tensor) or isinstance(scale, Tensor):
         return None
-    if type(critic.divergence) is VLC and offset + scale <= LARGEST_EXPONENT:
-        far, near, far_v, near_v = (torch.sigmoid(value) for value in (-closest, closest, -s, s))
-        kind = "ratio_vlc" if ratio else "shifted_vlc"
-        scalars = (closest.exp(), far, near, far_v.square(), near_v * (1 + far_v))
-        return lowered(kind, 1.0, *scalars, constant=0.0 if ratio else 3.0)
-    if type(critic.divergence) is Jeffrey and scale + max(scale, -offset) <= LARGEST_EXPONENT:
-        kind = "ratio_jeffrey" if ratio else "shifted_jeffrey"
-        return lowered(kind, -1.0, (-closest).exp(), critic.divergence.score(s), constant=0.0 if ratio else -1.0)
-    return None
+    unit, order = LOG2E * form.power, 2.0
+    match form:
+        case VLCForm():
+            kind = "ratio_vlc" if ratio else "shifted_vlc"
+        case JeffreyForm():
+            kind = "ratio_jeffrey" if ratio else "shifted_jeffrey"
+        case JSForm() if not ratio:
+            kind = "shifted_js"
+        case LogForm() if not ratio:
+            kind = "shifted_log"
+        case _:
+            kind, order = "shifted_power", (1.0 if ratio else 1 + form.power) / form.power
+    tie = torch.full_like(shifted.closest, abs(unit) * float(shifted.tie))
+    scalars = torch.stack([unit * (shifted.closest - offset), tie, *form.scalars]).float()
+    gain, constant = (1.0, 0.0) if ratio else (form.gain, form.constant)
+    return Lowered(kind, 0.0, unit * scale, scale, gain, constant, order, scalars)
 
 
 class LoweredScore(NamedTuple):

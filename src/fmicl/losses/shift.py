@@ -62,14 +62,18 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
             "depends on values. torch.autograd gives a first derivative"
         )
     with torch.no_grad():
-        unknown = torch.zeros((), dtype=pairs.dtype, device=pairs.x.device)
-        closest = wide(critic.z(pairs.largest_cosine(ShiftedCritic(critic, unknown, unknown))))
+        detached = pairs.detached()
+        sample = detached.sample(critic)
+        if sample is not None and sample.complete:
+            closest = wide(torch.stack([z.max() for z in sample.z]).max())
+        else:
+            unknown = torch.zeros((), dtype=pairs.dtype, device=pairs.x.device)
+            closest = wide(critic.z(detached.largest_cosine(ShiftedCritic(critic, unknown, unknown))))
         rounding = torch.finfo(pairs.dtype).eps
         number = all_max(torch.full_like(closest, float(pairs.count())), pairs.world)
         start = ShiftedCritic(critic, closest, closest, _ROUNDING * rounding)
-        detached = pairs.detached()
         found = optimal_shift(
-            start, alpha, detached.global_mean, number, detached.sample(critic),
+            start, alpha, detached.global_mean, number, sample,
             precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x),
         )  # fmt: skip
     uniformity = differentiable_once(

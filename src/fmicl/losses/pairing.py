@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -122,9 +122,9 @@ class Sample:
     world: World
     complete: bool
 
-    def mean(self, function: PairFunction) -> Tensor:
-        """The mean of a function over the sample, the same on each process."""
-        means = [share * function.penalty(z).mean() for z, share in zip(self.z, self.shares, strict=True)]
+    def mean(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean of a function of z over the sample, the same on each process."""
+        means = [share * function(z).mean() for z, share in zip(self.z, self.shares, strict=True)]
         return kernels.all_sum(torch.stack(means).sum(), self.world) / len(self.world.sizes)
 
 
@@ -329,7 +329,7 @@ class Pairs:
 
         Not differentiable.
         """
-        if self._excludes is not None or len(self.x) < 2:
+        if self._excludes is not None or min(self.world.sizes) < 2:
             return None
         complete = (
             self.x.is_cpu

@@ -36,8 +36,11 @@ from fmicl.losses.pairing import Pairs, Sample
 from fmicl.utils.learnable import Scalar, log
 
 _PASSES = 60  # over the pairs, at most
-_CAPTURED_PASSES = 5  # in a CUDA graph, where no value can be tested: more than almost any search needs
-_CAPTURED_SAMPLE_PASSES = 14  # over a sample or, where there is none, over the pairs
+# In a CUDA graph no value can be tested: more passes than almost any search needs, over a sample, over all pairs after
+# that, and over all pairs where there is no sample.
+_CAPTURED_SAMPLE_PASSES = 8
+_CAPTURED_PASSES = 4
+_CAPTURED_PASSES_ALONE = 14
 _SAMPLE_PRECISION = 1e-3  # of the excess of a sample, which isn't that of all pairs
 _ROUNDING = 4  # units in the last place of offset and scale, by which z of two equally close pairs may differ
 _LOST = 1e-3  # relative error of (f*)' from which a shift counts as unresolved
@@ -132,26 +135,38 @@ def optimal_shift(
         _require_finite(start, alpha, low)
 
     def find(
-        average: Callable[[PairFunction], Tensor], guess: _Root, passes: int, error: float, share: Scalar = 0.0
+        average: Callable[[PairFunction], Tensor], guess: _Root, passes: int, precision: float, share: Scalar = 0.0
     ) -> _Root:
         def excess(s: Tensor) -> Tensor:
             """log(alpha E_neg[(f*)'(T - v)]), which increases with s; 0 at the optimum."""
             ratio = wide(average(AttainedRatio(replace(start, log_ratio=s))))
             return weight + (ratio + share * s.exp()).log()
 
-        return _find_root(excess, guess, low, high, passes, error, capturing)
+        if capturing:
+            return _find_root(excess, guess, low, high, passes, precision, capturing)
+        # one value is read in each pass, so the rest of the search may take numbers
+        root = _find_root(
+            lambda s: float(excess(torch.full_like(low, s))), _Root(*map(float, guess)), float(low), float(high),
+            passes, precision, capturing,
+        )  # fmt: skip
+        return _Root(*(torch.full_like(low, value) for value in root))
 
-    few, many = (_CAPTURED_PASSES, _CAPTURED_SAMPLE_PASSES) if capturing else (_PASSES, _PASSES)
-    # The excess has slope 1 in s if all pairs are equally close, if one counts alone, and for KL.
-    root = _Root(low, torch.ones_like(low))
+    def passes(captured: int) -> int:
+        return captured if capturing else _PASSES
+
+    def sampled(function: PairFunction) -> Tensor:
+        assert sample is not None
+        return sample.mean(function.penalty)
+
     if sample is None:
-        root = find(mean, root, many, precision)
+        root = find(mean, _Root(low, torch.ones_like(low)), passes(_CAPTURED_PASSES_ALONE), precision)
     elif sample.complete:
-        root = find(sample.mean, root, many, precision)
+        root = find(sampled, _guess(start, sample, low, high), passes(_CAPTURED_SAMPLE_PASSES), precision)
     else:
         # the closest pair, in both orders, may count for much, and the sample is unlikely to have it
-        root = find(sample.mean, root, many, _SAMPLE_PRECISION, share=2 / wide(number))
-        root = find(mean, root, few, precision)
+        guess, share = _guess(start, sample, low, high), 2 / wide(number)
+        root = find(sampled, guess, passes(_CAPTURED_SAMPLE_PASSES), _SAMPLE_PRECISION, share)
+        root = find(mean, root, passes(_CAPTURED_PASSES), precision)
     found = replace(start, log_ratio=root.s)
     if not capturing:
         _require_resolved(found)
@@ -165,38 +180,57 @@ class _Root(NamedTuple):
     slope: Tensor
 
 
+def _guess(start: ShiftedCritic, sample: Sample, low: Tensor, high: Tensor) -> _Root:
+    """The root if (f*)' were linear: f'(1 / alpha) is the mean of T - v. If that isn't in the bracket, its lower end.
+
+    There the slope is 1, as it is for KL.
+    """
+    critic, kind = start.critic, start.critic.divergence
+    behind = sample.mean(lambda z: critic.score_difference(z, start.closest.to(z.dtype)))
+    s = kind.conjugate_derivative(kind.score(low) - wide(behind)).log()
+    slope = kind.score_slope(s) / kind.score_slope(low)
+    valid = (s > low) & (s < high) & (slope > 0) & slope.isfinite()
+    return _Root(torch.where(valid, s, low), torch.where(valid, slope, 1.0))
+
+
 def _find_root(
-    function: Callable[[Tensor], Tensor],
-    guess: _Root,
-    low: Tensor,
-    high: Tensor,
-    passes: int,
-    precision: float,
-    capturing: bool,
+    function: Callable[[Any], Any], guess: _Root, low: Any, high: Any, passes: int, precision: float, capturing: bool
 ) -> _Root:
-    """Root between low and high of an increasing function, by secant steps and bisection; `passes` if `capturing`."""
+    """Root between low and high of an increasing function, by secant steps and bisection; `passes` if `capturing`.
+
+    It takes numbers, or scalars on a device, of which no value is read if `capturing`.
+    """
     s, slope = guess
-    before, value_before, best = torch.full_like(s, math.nan), torch.full_like(s, math.nan), s
-    best_value, step, step_before = (torch.full_like(s, math.inf) for _ in range(3))
+    before = value_before = math.nan
+    best, best_value, step, step_before = s, math.inf, math.inf, math.inf
     for _ in range(passes):
         value = function(s)
-        better = value.abs() < best_value.abs()
-        best, best_value = torch.where(better, s, best), torch.where(better, value, best_value)
-        low, high = torch.where(value <= 0, s, low), torch.where(value <= 0, high, s)
-        measured = (value - value_before) / (s - before)  # NaN at first
-        slope = torch.where((measured > 0) & measured.isfinite(), measured, slope)
-        done = (value.abs() <= precision) | (high - low <= precision * (1 + s.abs()))
+        better = abs(value) < best_value
+        best, best_value = _where(better, s, best), _where(better, abs(value), best_value)
+        low, high = _where(value <= 0, s, low), _where(value <= 0, high, s)
+        measured = _ratio(value - value_before, s - before)  # NaN at first
+        slope = _where((measured > 0) & (measured < math.inf), measured, slope)
+        done = (abs(value) <= precision) | (high - low <= precision * (1 + abs(s)))
         # bisect if a step leaves the bracket, or isn't half as long as the one before the last
         target = s - value / slope
-        good = (target >= low) & (target <= high) & ((target - s).abs() <= step_before / 2)
-        target = torch.where(done, best, torch.where(good, target, (low + high) / 2))
+        good = (target >= low) & (target <= high) & (abs(target - s) <= step_before / 2)
+        target = _where(done, best, _where(good, target, (low + high) / 2))
         # the error of a secant step: its length by the relative error of the slope, which the last step shows
-        error = value.abs() * torch.maximum((value / value_before).abs(), (s - before).abs())
-        if not capturing and bool(done | (good & (error <= precision))):
+        accurate = (abs(value * (s - before)) <= precision) & (value * value <= precision * abs(value_before))
+        if not capturing and (done | (good & accurate)):
             break
-        step, step_before = (target - s).abs(), step
+        step, step_before = abs(target - s), step
         s, before, value_before = target, s, value
     return _Root(target, slope)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return torch.where(condition, a, b) if isinstance(condition, Tensor) else a if condition else b
+
+
+def _ratio(a: Any, b: Any) -> Any:
+    """a / b, NaN or infinite for b = 0."""
+    return a / b if isinstance(b, Tensor) or b else math.nan
 
 
 def _require_finite(start: ShiftedCritic, alpha: Scalar, log_ratio: Tensor) -> None:

@@ -100,7 +100,9 @@ def test_second_derivatives_are_refused_where_they_would_be_wrong() -> None:
     assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
 
 
-def test_the_search_takes_few_passes_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tile", "most"), [(768, 0), (32, 8)])
+def test_the_search_takes_few_passes_without_gradients(tile: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None at all if the batch is one tile, whose pairs are kept."""
     gradients: list[bool] = []
     whole = tiled.pair_symmetric
 
@@ -109,13 +111,16 @@ def test_the_search_takes_few_passes_without_gradients(monkeypatch: pytest.Monke
         return whole(x, function, gradient)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tiled, "pair_symmetric", spy)
-    for d, most in ((8, 14), (128, 14), (256, 14)):
+    for d in (8, 128, 256):
         x, y = (v.requires_grad_() for v in batch(64, d, dtype=torch.float32))
         for name in CERTIFIED:
+            exact = fmicl.FMICLLoss(name, shift="optimal")(x, y)
             gradients.clear()
-            fmicl.FMICLLoss(name, shift="optimal")(x, y)
+            with monkeypatch.context() as smaller:
+                smaller.setattr(tiled, "_CPU_TILE", tile)
+                torch.testing.assert_close(fmicl.FMICLLoss(name, shift="optimal")(x, y), exact, rtol=2e-6, atol=2e-6)
             assert gradients.count(True) == 1
-            assert len(gradients) <= (1 if name == "kl" else most)
+            assert len(gradients) - 1 <= (0 if name == "kl" else most)
 
 
 @pytest.mark.parametrize("spread", [0.06, 0.4])
@@ -184,6 +189,7 @@ def test_in_float32() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [name for name in CERTIFIED if name != "kl"])
 def test_during_capture_of_a_cuda_graph(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled, "_CPU_TILE", 8)  # so that a sample isn't all pairs, as on a GPU
     x, y = batch(32, 16, dtype=torch.float32)
     explicit = [queue(24, 16).float()] if mode == "explicit" else []
     negatives = "anchor" if mode == "explicit" else mode
@@ -215,3 +221,20 @@ def test_largest_cosine_tile_by_tile(skip: int | None, d: int, kernel: Kernel, m
         products = products[(column != row + skip).to(TRITON_DEVICE)]
     critic = make_similarity("gaussian").critic(fmicl.divergence("js"), d)
     torch.testing.assert_close(kernels.largest_cosine(x, y, critic, skip, kernel=kernel), products.max())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["js", "tsallis", "vlc"])
+def test_by_triton(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that are no multiple of a tile; all passes over the pairs are launches."""
+    monkeypatch.setattr(tiled, "accumulate_pairs", lambda *_: pytest.fail("a pass by tiles"))
+    found = []
+    for dtype, kernel in ((torch.float32, "triton"), (F64, "reference")):
+        x, y = (view.to(TRITON_DEVICE).requires_grad_() for view in batch(70, 16, dtype=dtype))
+        explicit = [queue(45, 16).to(x)] if mode == "explicit" else []
+        negatives = "anchor" if mode == "explicit" else mode
+        loss = fmicl.FMICLLoss(name, gamma=2.0, negatives=negatives, shift="optimal", kernel=kernel)  # type: ignore[arg-type]
+        value = loss(x, y, *explicit)
+        found.append((value.detach().double(), *(v.double() for v in torch.autograd.grad(value, (x, y)))))
+    for seen, true in zip(*found, strict=True):
+        assert float((seen - true).norm()) < 1e-5 * float(true.norm())

@@ -1,15 +1,15 @@
 r"""Critics shifted by a constant: f*(T(z) - v), and the density ratio at which it is attained, without cancellation.
 
-T may be as large as e^80 (reverse KL at gamma = 20), and v about as large as T of the closest negative pair, while T - v
-is of the order of f'(1 / alpha). So it is not computed by subtraction. With z_0 the largest z of a negative pair and
-v = T(z_0) - f'(e^s),
+T may be as large as e^80 (reverse KL at gamma = 20), and v about as large as T of the closest negative pair, while
+T - v is of the order of f'(1 / alpha). So it is not computed by subtraction. With z_0 the largest z of a negative pair
+and v = T(z_0) - f'(e^s),
 
     T(z) - v = (T(z) - T(z_0)) + f'(e^s) ,
 
 whose first part has a closed form without cancellation. This holds for every divergence, in float64.
 
-For the divergences of the catalogue, `ShiftedForm` evaluates the penalty and its slope by one exponential of z - z_0 for
-each pair, which float32 allows too:
+For the divergences of the catalogue, `ShiftedForm` evaluates the penalty and its slope by one exponential of z - z_0
+for each pair, which float32 allows too:
 
 - Where the score is a power of u = e^r, g u^p plus a constant, (f*)'(T(z) - v) = W^(1/p) with
 
@@ -76,7 +76,8 @@ class ShiftedCritic:
     @property
     def tie(self) -> Scalar:
         """Difference of two z up to which they count as equal."""
-        return self.rounding * (abs(self.offset) + abs(self.scale))
+        sizes = [value.abs() if isinstance(value, Tensor) else abs(value) for value in (self.offset, self.scale)]
+        return self.rounding * (sizes[0] + sizes[1])
 
     @functools.cached_property
     def form(self) -> ShiftedForm | None:
@@ -334,7 +335,7 @@ def _parts(tile: Tensor) -> tuple[Tensor, ...]:
     """Blocks of rows of a tile, of up to `_PART` elements on a CPU."""
     if not tile.is_cpu or tile.numel() <= _PART:
         return (tile,)
-    return tile.split(max(1, _PART * len(tile) // tile.numel()))
+    return torch.split(tile, max(1, _PART * len(tile) // tile.numel()))
 
 
 def _by_parts(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

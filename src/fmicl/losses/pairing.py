@@ -311,7 +311,7 @@ class Pairs:
         return kernels.all_sum(self.mean(function), self.world) / len(self.world.sizes)
 
     def largest_cosine(self, function: PairFunction) -> Tensor:
-        """The largest inner product of a negative pair of all processes, a scalar, as rounded in sums of the function."""
+        """The largest inner product of a negative pair of all processes, a scalar, rounded as in sums of a function."""
         if self._excludes is not None:
             rows = self._excludes.detached().map(lambda c, chunk: c.masked_fill(~chunk.negatives, -1.0).amax(dim=1))
             return kernels.all_max(rows.max(), self.world)

@@ -8,9 +8,9 @@ is concave in v, with slope alpha E_neg[(f*)'(T - v)] - 1. For KL the maximiser 
 the others it is the root of that slope, found here. By the envelope theorem the gradient of the maximum, in the
 embeddings and in what is learned, is that of the bound at fixed v.
 
-v = T(z_0) - f'(e^s), with z_0 the largest z of a negative pair (`fmicl.divergences.shifted` says why). The unknown is s,
-the log density ratio that (f*)' attains at the closest pair: it lies between log(1 / alpha), if all pairs are equally
-close, and log(M / alpha), if one of M pairs counts alone.
+v = T(z_0) - f'(e^s), with z_0 the largest z of a negative pair (`fmicl.divergences.shifted` says why). The unknown is
+s, the log density ratio that (f*)' attains at the closest pair: it lies between log(1 / alpha), if all pairs are
+equally close, and log(M / alpha), if one of M pairs counts alone.
 
 The search starts with some of the pairs, whose cosines are kept. On a CPU these are all pairs of a batch that fits one
 tile. Of larger batches the sample gives s to a few thousandths, and its slope: two passes over all pairs then do.
@@ -174,10 +174,10 @@ def optimal_shift(
 
 
 class _Root(NamedTuple):
-    """A root, and the slope of the function there; or guesses of both."""
+    """A root, and the slope of the function there, or guesses of both: numbers, or scalars on a device."""
 
-    s: Tensor
-    slope: Tensor
+    s: Any
+    slope: Any
 
 
 def _guess(start: ShiftedCritic, sample: Sample, low: Tensor, high: Tensor) -> _Root:

@@ -10,7 +10,7 @@ import fmicl
 from devices import TRITON_DEVICE
 from fmicl import kernels
 from fmicl.divergences.shifted import ShiftedCritic
-from fmicl.kernels import Kernel, tiled
+from fmicl.kernels import Kernel, Precision, tiled
 from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
 from fmicl.losses.shift import optimal_shift
@@ -224,8 +224,10 @@ def test_largest_cosine_tile_by_tile(skip: int | None, d: int, kernel: Kernel, m
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["js", "tsallis", "vlc"])
-def test_by_triton(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "precision", "bound"), [
+    ("js", "high", 1e-5), ("tsallis", "high", 1e-5), ("vlc", "high", 1e-5), ("js", "fast", 2e-2),
+])  # fmt: skip
+def test_by_triton(name: str, precision: Precision, bound: float, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes that are no multiple of a tile; all passes over the pairs are launches."""
     monkeypatch.setattr(tiled, "accumulate_pairs", lambda *_: pytest.fail("a pass by tiles"))
     found = []
@@ -233,8 +235,9 @@ def test_by_triton(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> Non
         x, y = (view.to(TRITON_DEVICE).requires_grad_() for view in batch(70, 16, dtype=dtype))
         explicit = [queue(45, 16).to(x)] if mode == "explicit" else []
         negatives = "anchor" if mode == "explicit" else mode
-        loss = fmicl.FMICLLoss(name, gamma=2.0, negatives=negatives, shift="optimal", kernel=kernel)  # type: ignore[arg-type]
+        options = {"negatives": negatives, "kernel": kernel, "precision": precision}
+        loss = fmicl.FMICLLoss(name, gamma=2.0, shift="optimal", **options)  # type: ignore[arg-type]
         value = loss(x, y, *explicit)
         found.append((value.detach().double(), *(v.double() for v in torch.autograd.grad(value, (x, y)))))
     for seen, true in zip(*found, strict=True):
-        assert float((seen - true).norm()) < 1e-5 * float(true.norm())
+        assert float((seen - true).norm()) < bound * float(true.norm())

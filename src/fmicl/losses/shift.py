@@ -72,6 +72,8 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
         else:
             unknown = torch.zeros((), dtype=pairs.dtype, device=pairs.x.device)
             closest = wide(critic.z(detached.largest_cosine(ShiftedCritic(critic, unknown, unknown))))
+            if sample is not None:  # which isn't rounded to bfloat16
+                sample = replace(sample, z=tuple(z.clamp(max=closest.to(z.dtype)) for z in sample.z))
         rounding = torch.finfo(pairs.dtype).eps
         number = all_max(torch.full_like(closest, float(pairs.count())), pairs.world)
         start = ShiftedCritic(critic, closest, closest, _ROUNDING * rounding)

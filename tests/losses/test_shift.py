@@ -15,6 +15,7 @@ from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
 from fmicl.losses.shift import optimal_shift
 from fmicl.losses.similarities import make_similarity
+from fmicl.utils.triton import compile_in_parallel
 from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
 
 
@@ -241,3 +242,12 @@ def test_by_triton(name: str, precision: Precision, bound: float, mode: str, mon
         found.append((value.detach().double(), *(v.double() for v in torch.autograd.grad(value, (x, y)))))
     for seen, true in zip(*found, strict=True):
         assert float((seen - true).norm()) < bound * float(true.norm())
+
+
+def test_in_a_trial_run_that_only_compiles() -> None:
+    """Values mean nothing there, so none is checked."""
+    x, y = batch(8, 4)
+    with compile_in_parallel():
+        fmicl.FMICLLoss("js", shift="optimal")(x * torch.nan, y)
+    with pytest.raises(ValueError, match="no finite shift"):
+        fmicl.FMICLLoss("js", shift="optimal")(x * torch.nan, y)

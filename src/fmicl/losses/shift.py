@@ -34,6 +34,7 @@ from fmicl.kernels.backend import PairFunction
 from fmicl.kernels.transforms import in_transforms, is_capturing
 from fmicl.losses.pairing import Pairs, Sample
 from fmicl.utils.learnable import Scalar, log
+from fmicl.utils.triton import only_compiling
 
 _PASSES = 60  # over the pairs, at most
 # In a CUDA graph no value can be tested: more passes than almost any search needs, over a sample, over all pairs after
@@ -79,7 +80,7 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
         start = ShiftedCritic(critic, closest, closest, _ROUNDING * rounding)
         found = optimal_shift(
             start, alpha, detached.global_mean, number, sample,
-            precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x),
+            precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x) or only_compiling(),
         )  # fmt: skip
     uniformity = differentiable_once(
         found.shift() + alpha * pairs.mean(found), "the gradient of shift='optimal' holds v fixed"

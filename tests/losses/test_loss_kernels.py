@@ -15,10 +15,10 @@ import fmicl
 from devices import TRITON_DEVICE
 from fmicl import kernels
 from fmicl.divergences import KL
+from fmicl.divergences.shifted import ShiftedCritic
 from fmicl.kernels import Kernel, Precision
 from fmicl.kernels.lowering import lower
 from fmicl.kernels.triton import TritonBackend
-from fmicl.losses.shift import ShiftedCritic
 from fmicl.utils.numerics import EXACT, PER_DEVICE, exact_matmul, matmul_precision
 from pair_functions import FUNCTIONS
 from two_views import F64, NAMES
@@ -219,7 +219,7 @@ class TestLosses:
         critic = fmicl.Gaussian().critic(mine, 3)
         assert lower(critic) is None
         nearest = torch.zeros(())
-        assert lower(ShiftedCritic(fmicl.Gaussian().critic(fmicl.divergence("js"), 3), nearest, nearest)) is None
+        assert lower(ShiftedCritic(critic, nearest, nearest)) is None
         x, y = rows(9, 3), rows(9, 3, 1)
         torch.testing.assert_close(fmicl.FMICLLoss(mine)(x, y), fmicl.FMICLLoss("kl")(x, y))
         with pytest.raises(ValueError, match="mine"):

@@ -7,13 +7,17 @@ import torch
 from torch import Tensor
 
 import fmicl
+from devices import TRITON_DEVICE
 from fmicl import kernels
-from fmicl.kernels import tiled
+from fmicl.divergences.shifted import ShiftedCritic
+from fmicl.kernels import Kernel, Precision, tiled
 from fmicl.kernels.backend import PairFunction
 from fmicl.losses import shift
-from fmicl.losses.shift import ShiftedCritic, optimal_shift
+from fmicl.losses.shift import optimal_shift
 from fmicl.losses.similarities import make_similarity
+from fmicl.utils.triton import compile_in_parallel
 from two_views import CERTIFIED, F64, MODES, NAMES, batch, queue, unit
+from unit_rows import needs_triton, rows
 
 
 @pytest.mark.parametrize("similarity", ["gaussian", "cosine"])
@@ -98,7 +102,9 @@ def test_second_derivatives_are_refused_where_they_would_be_wrong() -> None:
     assert torch.autograd.gradgradcheck(fmicl.FMICLLoss("kl", shift="optimal"), (x, y))
 
 
-def test_the_search_takes_few_passes_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tile", "most"), [(768, 0), (32, 8)])
+def test_the_search_takes_few_passes_without_gradients(tile: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None at all if the batch is one tile, whose pairs are kept."""
     gradients: list[bool] = []
     whole = tiled.pair_symmetric
 
@@ -107,13 +113,16 @@ def test_the_search_takes_few_passes_without_gradients(monkeypatch: pytest.Monke
         return whole(x, function, gradient)  # type: ignore[arg-type]
 
     monkeypatch.setattr(tiled, "pair_symmetric", spy)
-    for d, most in ((8, 14), (128, 14), (256, 14)):
+    for d in (8, 128, 256):
         x, y = (v.requires_grad_() for v in batch(64, d, dtype=torch.float32))
         for name in CERTIFIED:
+            exact = fmicl.FMICLLoss(name, shift="optimal")(x, y)
             gradients.clear()
-            fmicl.FMICLLoss(name, shift="optimal")(x, y)
+            with monkeypatch.context() as smaller:
+                smaller.setattr(tiled, "_CPU_TILE", tile)
+                torch.testing.assert_close(fmicl.FMICLLoss(name, shift="optimal")(x, y), exact, rtol=2e-6, atol=2e-6)
             assert gradients.count(True) == 1
-            assert len(gradients) <= (1 if name == "kl" else most)
+            assert len(gradients) - 1 <= (0 if name == "kl" else most)
 
 
 @pytest.mark.parametrize("spread", [0.06, 0.4])
@@ -182,6 +191,7 @@ def test_in_float32() -> None:
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [name for name in CERTIFIED if name != "kl"])
 def test_during_capture_of_a_cuda_graph(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled, "_CPU_TILE", 8)  # so that a sample isn't all pairs, as on a GPU
     x, y = batch(32, 16, dtype=torch.float32)
     explicit = [queue(24, 16).float()] if mode == "explicit" else []
     negatives = "anchor" if mode == "explicit" else mode
@@ -201,12 +211,51 @@ def test_during_capture_of_a_cuda_graph(name: str, mode: str, monkeypatch: pytes
     assert float((found - wanted).norm()) < 1e-4 * float(wanted.norm())
 
 
+@pytest.mark.parametrize("kernel", ["tiled", "triton"])
+@pytest.mark.parametrize("d", [3, 200])
 @pytest.mark.parametrize("skip", [None, 0, 2, -3])
-def test_largest_cosine_tile_by_tile(skip: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_largest_cosine_tile_by_tile(skip: int | None, d: int, kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiled, "_CPU_TILE", 4)
-    x, y = (unit(value) for value in batch(11, 3))
+    x, y = (unit(value).float().to(TRITON_DEVICE) for value in batch(70, d))
     products = x @ y.T
     if skip is not None:
-        row, column = torch.meshgrid(torch.arange(11), torch.arange(11), indexing="ij")
-        products = products[column != row + skip]
-    torch.testing.assert_close(kernels.largest_cosine(x, y, skip), products.max())
+        row, column = torch.meshgrid(torch.arange(70), torch.arange(70), indexing="ij")
+        products = products[(column != row + skip).to(TRITON_DEVICE)]
+    critic = make_similarity("gaussian").critic(fmicl.divergence("js"), d)
+    torch.testing.assert_close(kernels.largest_cosine(x, y, critic, skip, kernel=kernel), products.max())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("name", "precision", "bound"), [
+    ("js", "high", 1e-5), ("tsallis", "high", 1e-5), ("vlc", "high", 1e-5), ("js", "fast", 2e-2),
+])  # fmt: skip
+def test_by_triton(name: str, precision: Precision, bound: float, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes that are no multiple of a tile; all passes over the pairs are launches."""
+    monkeypatch.setattr(tiled, "accumulate_pairs", lambda *_: pytest.fail("a pass by tiles"))
+    found = []
+    for dtype, kernel in ((torch.float32, "triton"), (F64, "reference")):
+        x, y = (view.to(TRITON_DEVICE).requires_grad_() for view in batch(70, 16, dtype=dtype))
+        explicit = [queue(45, 16).to(x)] if mode == "explicit" else []
+        negatives = "anchor" if mode == "explicit" else mode
+        options = {"negatives": negatives, "kernel": kernel, "precision": precision}
+        loss = fmicl.FMICLLoss(name, gamma=2.0, shift="optimal", **options)  # type: ignore[arg-type]
+        value = loss(x, y, *explicit)
+        found.append((value.detach().double(), *(v.double() for v in torch.autograd.grad(value, (x, y)))))
+    for seen, true in zip(*found, strict=True):
+        assert float((seen - true).norm()) < bound * float(true.norm())
+
+
+def test_in_a_trial_run_that_only_compiles() -> None:
+    """Values mean nothing there, so none is checked."""
+    x, y = batch(8, 4)
+    with compile_in_parallel():
+        fmicl.FMICLLoss("js", shift="optimal")(x * torch.nan, y)
+    with pytest.raises(ValueError, match="no finite shift"):
+        fmicl.FMICLLoss("js", shift="optimal")(x * torch.nan, y)
+
+
+@needs_triton
+def test_half_precision_input_is_not_rounded_further() -> None:
+    x, y = (rows(30, 8, seed).to(TRITON_DEVICE, torch.bfloat16) for seed in (0, 1))
+    loss = fmicl.FMICLLoss("js", gamma=5.0, shift="optimal", kernel="triton")
+    torch.testing.assert_close(loss(x, y), loss(x.float(), y.float()), rtol=1e-6, atol=1e-6)

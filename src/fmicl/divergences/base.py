@@ -198,7 +198,7 @@ class Divergence(ABC):
 
         score(r) = f'(e^r) and penalty(r) = u f'(u) - f(u) are computed in float64 if the device has it, since they go
         through u = e^r: for u beyond about 1e8 they lose digits that a closed form keeps. The conjugate solves
-        f'(u) = t for each element, by Newton's method; a loss with shift="optimal" does so about ten times a step, and
+        f'(u) = t for each element, by Newton's method; a loss with shift="optimal" does so several times a step, and
         takes many times as long as with a closed form.
 
         Args:

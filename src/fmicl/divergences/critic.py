@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fmicl.divergences.base import Divergence, as_real
@@ -65,6 +66,10 @@ class Critic:
     def score(self, z: Tensor) -> Tensor:
         """T(z), the reward of a positive pair."""
         return as_real(z) if self.direct else self.divergence.score(z)
+
+    def score_slope(self, z: Tensor) -> Tensor:
+        """T'(z)."""
+        return torch.ones_like(z) if self.direct else self.divergence.score_slope(z)
 
     def score_difference(self, z: Tensor, reference: Tensor) -> Tensor:
         """T(z) - T(reference), without cancellation."""

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fmicl.kernels import autograd, reference, tiled
 from fmicl.kernels.backend import Backend, PairFunction, Square
-from fmicl.kernels.exchange import World, all_logsumexp, all_max, all_sum, gather_with_gradient, ring_exchange, world_of
+from fmicl.kernels.exchange import World, all_logsumexp, all_max, all_sum, gather_with_gradient, world_of
 from fmicl.kernels.parameters import fold_scalars, fold_scale, has_learnable_scalars
 from fmicl.kernels.positives import can_fuse_positives, normalise_pairs, pair_distances
 from fmicl.utils.learnable import Scalar
@@ -149,21 +149,34 @@ def row_logsumexp(
     return autograd.row_logsumexp(x, other, scale, skip, paired, backend, world)
 
 
-def largest_cosine(x: Tensor, other: Tensor | None, skip: int | None = None, world: World | None = None) -> Tensor:
+def largest_cosine(
+    x: Tensor,
+    other: Tensor | None,
+    function: PairFunction,
+    skip: int | None = None,
+    *,
+    kernel: Kernel = "auto",
+    fast: bool = False,
+    world: World | None = None,
+) -> Tensor:
     """The largest inner product of this process's rows with all columns, a scalar; not differentiable.
 
-    Arguments as in `pair_sum`.
+    It is rounded as in `pair_sum` of this function, whose arguments these are.
 
     Example:
-        >>> import torch
-        >>> largest_cosine(torch.eye(3), None, skip=0)
+        >>> import torch, fmicl
+        >>> critic = fmicl.Gaussian(gamma=1.0).critic(fmicl.divergence("js"), d=3)
+        >>> largest_cosine(torch.eye(3), None, critic, skip=0)
         tensor(0.)
     """
     world = world or World(0, (len(x),))
-    x, columns = to_float32(x.detach()), to_float32((x if other is None else other).detach())
+    backend = _backend(kernel, x, function, fast) or _TILED
+    x, columns = x.detach(), (x if other is None else other).detach()
+    if backend is _TILED:
+        x, columns = to_float32(x), to_float32(columns)
     parts = [
-        tiled.largest_cosine(x, part, None if skip is None else skip + world.first - first)
-        for part, first in ring_exchange(columns, world)
+        backend.largest_cosine(x, part, None if skip is None else skip + world.first - first)
+        for part, first in autograd.all_columns(columns, world, backend)
     ]
     return torch.stack(parts).max()
 

@@ -96,7 +96,7 @@ class _PairSum(torch.autograd.Function):
         return (by_x, by_other, None, None, None, None, *rest)
 
 
-def _all_columns(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
+def all_columns(columns: Tensor, world: World, backend: Backend) -> Iterator[tuple[Tensor, int]]:
     """Columns of all processes, sent in the precision that the backend uses."""
     return ring_exchange(columns if world.size == 1 else backend.cast_for_exchange(columns), world)
 
@@ -116,7 +116,7 @@ def _over_columns(
     grad: Tensor | None = None
     if world.size > 1:
         rows = to_float32(rows)  # so that contributions of all processes are added in float32
-    for part, first in _all_columns(columns, world, backend):
+    for part, first in all_columns(columns, world, backend):
         signed = None if skip is None else (-skip if mirrored else skip)
         value, share = backend.pair_rows(rows, part, function, _shifted(signed, world.first - first), gradient)
         total = value if total is None else total + value
@@ -136,7 +136,7 @@ def _over_columns_by_parameter(
 ) -> list[Tensor]:
     """Gradient of this process's sum in the parameters of the penalty."""
     total = [torch.zeros_like(parameter) for parameter in parameters]
-    for part, first in _all_columns(x if other is None else other, world, backend):
+    for part, first in all_columns(x if other is None else other, world, backend):
         shares = backend.pair_parameters(x, part, function, _shifted(skip, world.first - first), parameters)
         for sum_, share in zip(total, shares, strict=True):
             sum_ += share
@@ -167,7 +167,7 @@ class _RowLogSumExp(torch.autograd.Function):
             if found is not None:
                 ctx.save_for_backward(x, other, *found)
                 return found[0]
-        for part, first in _all_columns(x if other is None else other, world, backend):
+        for part, first in all_columns(x if other is None else other, world, backend):
             rows = backend.logsumexp_rows(x, part, scale, _shifted(skip, world.first - first), paired)
             result = rows if result is None else torch.logaddexp(result, rows)
         assert result is not None
@@ -194,7 +194,7 @@ class _RowLogSumExp(torch.autograd.Function):
             total: Tensor | None = None
             if world.size > 1:
                 rows = to_float32(rows)
-            for part, first in _all_columns(columns, world, backend):
+            for part, first in all_columns(columns, world, backend):
                 others = None
                 if as_column:
                     others = Normaliser(*(value[first : first + len(part)] for value in everyone))

@@ -5,6 +5,7 @@ With unit rows x_i of x (N, d), columns o_j (M, d) and z_ij = offset + scale * x
     pair_rows             sum_ij penalty(z_ij)  and its gradient in x
     pair_both             the same, with the gradient in the columns too
     pair_symmetric        the same for x with itself without the diagonal, each pair in both orders
+    largest_cosine        max_ij x_i.o_j
     pair_parameters       gradient of the sum in tensors that the penalty itself depends on
     logsumexp_rows        log sum_j exp(scale * x_i.o_j)  for each row
     logsumexp_with_terms  the same together with its summands, where these are small enough to keep
@@ -90,6 +91,9 @@ class Backend(Protocol):
 
     def pair_symmetric(self, x: Tensor, function: PairFunction, gradient: bool) -> tuple[Tensor, Tensor | None]:
         """sum_{i != j} penalty(z_ij) of x with itself, and its gradient in x."""
+
+    def largest_cosine(self, x: Tensor, columns: Tensor, skip: int | None) -> Tensor:
+        """max_ij x_i.o_j, a scalar; -inf if every pair is skipped."""
 
     def pair_parameters(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, parameters: Sequence[Tensor]

@@ -25,6 +25,17 @@ def reciprocal(u):
 
 
 @triton.jit
+def log_lambert_w(s):
+    """L with e^L + L = 1 + s by Newton's method from above, as in fmicl.divergences.special."""
+    bound = tl.minimum(0.5 * s, s + 1)
+    root = tl.where(s > 0, tl.minimum(bound, tl.log(1 + tl.maximum(s, 0))), bound)
+    for _ in tl.static_range(8):
+        e = tl.exp(root)
+        root -= (root + e - 1 - s) / (1 + e)
+    return root
+
+
+@triton.jit
 def penalty_and_slope(z, order, KIND: tl.constexpr):
     """Penalty and slope of a KIND of `lowering.lower`, up to the factors and constants that it returns.
 
@@ -36,6 +47,8 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         return e, e
     elif KIND == "linear":
         return z, tl.zeros_like(z) + 1
+    elif KIND == "largest":
+        return z, z
     elif KIND == "square":
         return z * z, 2 * z
     elif KIND == "js":
@@ -66,14 +79,48 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         return base * root, root
     else:
         tl.static_assert(KIND == "free_jeffrey")
-        # log W(e^(1-z)) by Newton's method from above, as in fmicl.divergences.special
-        s = -z
-        bound = tl.minimum(0.5 * s, s + 1)
-        root = tl.where(s > 0, tl.minimum(bound, tl.log(1 + tl.maximum(s, 0))), bound)
-        for _ in tl.static_range(8):
-            e = tl.exp(root)
-            root -= (root + e - 1 - s) / (1 + e)
+        root = log_lambert_w(-z)
         return tl.exp(-root) - root, tl.exp(-root)
+
+
+@triton.jit
+def shifted_penalty_and_slope(z, order, scalars, KIND: tl.constexpr):
+    """Penalty and slope of a shifted KIND of `lowering.lower`, in whose units z is: see `fmicl.divergences.shifted`.
+
+    The kinds that return a density ratio have no slope.
+    """
+    z -= tl.load(scalars)  # that of the closest pair
+    z = tl.where(tl.abs(z) <= tl.load(scalars + 1), 0.0, z)
+    e = tl.exp2(z)
+    if KIND == "shifted_vlc" or KIND == "ratio_vlc":
+        closest, far, near = tl.load(scalars + 2), tl.load(scalars + 3), tl.load(scalars + 4)
+        s = 1 / (1 + closest * e)  # sigmoid(-z)
+        less = s * near * (1 - e) * (s + far)  # s^2 less that of the closest pair
+        rest = tl.maximum(tl.load(scalars + 6) - less, 0.0)
+        s_v = tl.sqrt(tl.minimum(tl.load(scalars + 5) + less, 1.0))
+        ratio = rest / ((1 + s_v) * s_v)
+        if KIND == "ratio_vlc":
+            return ratio, ratio
+        return s_v * (4 * s_v - 8), 8 * ratio * s * s * (s * closest * e)
+    elif KIND == "shifted_jeffrey" or KIND == "ratio_jeffrey":
+        factor = tl.load(scalars + 2)
+        root = log_lambert_w(0.6931471805599453 * z + factor * (e - 1) - tl.load(scalars + 3))
+        ratio = tl.exp(-root)
+        if KIND == "ratio_jeffrey":
+            return ratio, ratio
+        return ratio - root, ratio * (1 + factor * e)
+    else:
+        w = tl.load(scalars + 2) + tl.load(scalars + 3) * (e - 1)
+        slope = tl.load(scalars + 4) * e
+        if KIND == "shifted_js":
+            ratio = 1 / w
+            return 0.6931471805599453 * tl.log2(1 + ratio), slope * ratio / (1 + w)
+        elif KIND == "shifted_log":
+            return -0.6931471805599453 * tl.log2(w), slope / w
+        else:
+            tl.static_assert(KIND == "shifted_power")
+            power = tl.where(w > 0, tl.exp2((order - 1) * tl.log2(tl.maximum(w, 1e-37))), 0.0)
+            return tl.maximum(w, 0.0) * power, slope * power
 
 
 @triton.jit
@@ -106,7 +153,8 @@ def weigh(
 ):  # fmt: skip
     """Penalties of a tile of z, and its slopes: the weights of the columns in the rows' gradient.
 
-    For KIND "softmax" the weights are those of log-sum-exps over rows and over columns, and there is no penalty.
+    For KIND "softmax" the weights are those of log-sum-exps over rows and over columns, and there is no penalty. The
+    scalars of a shifted KIND come in place of row_value, with BY_ROW.
     """
     if KIND == "softmax":
         weight = tl.zeros_like(z)
@@ -119,6 +167,8 @@ def weigh(
             gradient = tl.load(column_gradient + columns, mask=columns < m, other=0.0)
             weight += gradient[None, :] * tl.exp2(z - value[None, :])
         return weight, weight
+    elif BY_ROW:
+        return shifted_penalty_and_slope(z, order, row_value, KIND)
     else:
         return penalty_and_slope(z, order, KIND)
 
@@ -126,7 +176,7 @@ def weigh(
 @triton.jit
 def leave_out(z, penalty, slope, keep, KIND: tl.constexpr):
     """Replace pairs that aren't kept by values that add nothing."""
-    neutral = 1.0 if KIND == "js" else 0.0
+    neutral = 1.0 if KIND == "js" else -float("inf") if KIND == "largest" else 0.0
     return tl.where(keep, z, 0.0), tl.where(keep, penalty, neutral), tl.where(keep, slope, 0.0)
 
 
@@ -176,7 +226,9 @@ def sweep_pairs(
         if MASK:
             keep = (columns[None, :] < high) & kept(rows, columns, skip, PAIRED)
             z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
-        if KIND != "softmax":
+        if KIND == "largest":
+            total = tl.maximum(total, tl.max(penalty, 1))
+        elif KIND != "softmax":
             total += total_of(penalty, z, KIND)
         if GRADIENT:
             accumulator = multiply(slope.to(k.dtype), k, accumulator, PRECISE)
@@ -196,7 +248,7 @@ def fused_pairs(
     rows = block * BM + tl.arange(0, BM)
     q = x_desc.load([block * BM, 0])
     accumulator = tl.zeros((BM, BD), tl.float32)
-    total = tl.zeros((BM,), tl.float32)
+    total = tl.full((BM,), -float("inf") if KIND == "largest" else 0.0, tl.float32)
     start = part * share
     end = tl.minimum(m, start + share)
     full = start + (end - start) // BN * BN  # columns beyond it are a partial tile
@@ -275,7 +327,9 @@ def tile_weights(
     if meets | (row + BM > n) | (column + BN > m):
         keep = (rows[:, None] < n) & (columns[None, :] < m) & kept(rows, columns, skip, PAIRED)
         z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
-    if KIND != "softmax":
+    if KIND == "largest":
+        tl.store(total_ptr + total0 + program, tl.max(penalty))
+    elif KIND != "softmax":
         tl.store(total_ptr + total0 + program, weight * tl.sum(total_of(penalty, z, KIND), 0))
     if GRADIENT:
         weights_desc.store([block * BM, part * BN], slope.to(weights_desc.dtype))

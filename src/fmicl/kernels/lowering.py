@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from fmicl.divergences import (
@@ -21,6 +22,7 @@ from fmicl.divergences import (
     Weighted,
 )
 from fmicl.divergences.critic import Critic
+from fmicl.divergences.shifted import AttainedRatio, JeffreyForm, JSForm, LogForm, ShiftedCritic, VLCForm
 from fmicl.divergences.skewed import Skewed
 from fmicl.kernels.backend import PairFunction, Square
 
@@ -42,10 +44,12 @@ class Lowered(NamedTuple):
     gain: float = 1.0
     constant: float = 0.0
     order: float = 2.0
+    scalars: Tensor | None = None
+    """Of a shifted kind, on the device: what `device.shifted_penalty_and_slope` reads."""
 
 
 def lower(function: PairFunction) -> Lowered | None:
-    """The Triton form of a pair function; None if there is none (a user-defined or learned divergence, a shift).
+    """The Triton form of a pair function; None if there is none (a user-defined or learned divergence).
 
     Types are compared exactly: a subclass may compute something else.
 
@@ -63,6 +67,10 @@ def lower(function: PairFunction) -> Lowered | None:
         if function.direct and function.divergence.supremum < math.inf:
             return None  # f* itself, without the activation
         return _lower(function.divergence, function.offset, function.scale, function.free)
+    if type(function) is ShiftedCritic:
+        return _lower_shifted(function, ratio=False)
+    if type(function) is AttainedRatio:
+        return _lower_shifted(function.shifted, ratio=True)
     return None
 
 
@@ -134,6 +142,29 @@ def _lower_skewed(divergence: Skewed, offset: float, scale: float) -> Lowered | 
         constant=(1 - beta) * base.constant,
         order=power,
     )
+
+
+def _lower_shifted(shifted: ShiftedCritic, ratio: bool) -> Lowered | None:
+    """The penalty of a shifted critic, or the ratio at which it is attained; z in units of log 2 / p."""
+    form, offset, scale = shifted.form, shifted.offset, shifted.scale
+    if form is None or isinstance(offset, Tensor) or isinstance(scale, Tensor):
+        return None
+    unit, order = LOG2E * form.power, 2.0
+    match form:
+        case VLCForm():
+            kind = "ratio_vlc" if ratio else "shifted_vlc"
+        case JeffreyForm():
+            kind = "ratio_jeffrey" if ratio else "shifted_jeffrey"
+        case JSForm() if not ratio:
+            kind = "shifted_js"
+        case LogForm() if not ratio:
+            kind = "shifted_log"
+        case _:
+            kind, order = "shifted_power", (1.0 if ratio else 1 + form.power) / form.power
+    tie = torch.full_like(shifted.closest, abs(unit) * float(shifted.tie))
+    scalars = torch.stack([unit * (shifted.closest - offset), tie, *form.scalars]).float()
+    gain, constant = (1.0, 0.0) if ratio else (form.gain, form.constant)
+    return Lowered(kind, 0.0, unit * scale, scale, gain, constant, order, scalars)
 
 
 class LoweredScore(NamedTuple):

@@ -102,6 +102,11 @@ class TritonBackend:
         total, grad = self.lowered_pairs(x, None, lowered._replace(slope=2 * lowered.slope), 0, gradient)
         return _with_constant(total, lowered, len(x), len(x), 0), grad
 
+    def largest_cosine(self, x: Tensor, columns: Tensor, skip: int | None) -> Tensor:
+        """The largest inner product x_i.o_j, with the rounding of the other sums; -inf if every pair is skipped."""
+        total, _ = self.lowered_pairs(x, columns, Lowered("largest", 0.0, 1.0, slope=0.0), skip, False)
+        return total
+
     def pair_parameters(
         self, x: Tensor, columns: Tensor, function: PairFunction, skip: int | None, parameters: Sequence[Tensor]
     ) -> list[Tensor]:
@@ -266,11 +271,12 @@ class TritonBackend:
         parts, share = _split(blocks, m, shape.columns, x.device)
         total = torch.empty(parts, n, dtype=torch.float32, device=x.device)
         grad = torch.empty(parts, n, d, dtype=dtype, device=x.device) if gradient else total
+        vectors, by_row = _vectors(lowered, rows, others, total)
         launch(device.fused_pairs, (blocks, parts))(
             _descriptor(x, shape.rows, padded), _descriptor(columns, shape.columns, padded), grad, total, n, m, d,
             lowered.offset, lowered.scale, lowered.order, lowered.gain, lowered.slope,
-            _NO_SKIP if skip is None else skip, share, *_normalisers(rows, others, total),
-            KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
+            _NO_SKIP if skip is None else skip, share, *vectors,
+            KIND=lowered.kind, BY_ROW=by_row, BY_COLUMN=others is not None,
             BM=shape.rows, BN=shape.columns, BD=padded,
             SKIP=skip is not None, PAIRED=paired, GRADIENT=gradient, PRECISE=not self.fast,
             num_warps=shape.warps, num_stages=shape.stages,
@@ -322,7 +328,7 @@ class TritonBackend:
             _descriptor(weights, step.rows, step.depth),
             _descriptor(weights, step.depth, step.rows),
         )
-        vectors = _normalisers(rows, others, totals)
+        vectors, by_row = _vectors(lowered, rows, others, totals)
         options = {"num_warps": step.warps, "num_stages": step.stages, "PRECISE": not self.fast, "SIDE": step.side}
         before = itertools.accumulate(programs, initial=0)
         for (i, j), number, total0 in zip(spans, programs, before, strict=False):
@@ -333,7 +339,7 @@ class TritonBackend:
             launch(device.tile_weights, (number,))(
                 x_rows, other_rows, written, totals, total0, i, j, n, m, d,
                 lowered.offset, lowered.scale, lowered.order, weight, _NO_SKIP if skip is None else skip, *vectors,
-                KIND=lowered.kind, BY_ROW=rows is not None, BY_COLUMN=others is not None,
+                KIND=lowered.kind, BY_ROW=by_row, BY_COLUMN=others is not None,
                 BM=step.rows, BN=step.columns, BK=step.depth, GROUP=8, PAIRED=paired, GRADIENT=gradient,
                 **options,
             )  # fmt: skip
@@ -367,10 +373,18 @@ def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, 
     return _blocks(m, share), share
 
 
-def _normalisers(rows: Normaliser | None, others: Normaliser | None, unused: Tensor) -> tuple[Tensor, ...]:
-    """Values in units of log 2, and gradients, of rows and of columns."""
+def _vectors(
+    lowered: Lowered, rows: Normaliser | None, others: Normaliser | None, unused: Tensor
+) -> tuple[tuple[Tensor, ...], bool]:
+    """The vectors that a kernel reads, and whether it reads the first ones.
+
+    These are values in units of log 2, and gradients, of rows and of columns; or the scalars of a shifted kind.
+    """
+    if lowered.scalars is not None:
+        return (lowered.scalars, unused, unused, unused), True
     of_rows = _in_units_of_log2(rows, unused)
-    return (*of_rows, *(of_rows if others is rows else _in_units_of_log2(others, unused)))
+    of_columns = of_rows if others is rows else _in_units_of_log2(others, unused)
+    return (*of_rows, *of_columns), rows is not None
 
 
 def _in_units_of_log2(given: Normaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
@@ -378,7 +392,9 @@ def _in_units_of_log2(given: Normaliser | None, unused: Tensor) -> tuple[Tensor,
 
 
 def _summed(totals: Tensor, lowered: Lowered) -> Tensor:
-    """Sum in float64; a softmax has no total."""
+    """Sum in float64, or the largest; a softmax has no total."""
+    if lowered.kind == "largest":
+        return totals.max()
     return totals if lowered.kind == "softmax" else totals.sum(dtype=torch.float64)
 
 

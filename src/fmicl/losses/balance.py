@@ -90,7 +90,7 @@ class _Slopes(Critic):
     """The slopes of T and f*(T) in z, in place of themselves."""
 
     def score(self, z: Tensor) -> Tensor:
-        return torch.ones_like(z) if self.direct else self.divergence.score_slope(z)
+        return self.score_slope(z)
 
     def penalty(self, z: Tensor) -> Tensor:
         return self.penalty_and_slope(z.clone())[1]  # which may overwrite z

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fmicl.divergences import JS, Divergence, DivergenceName
+from fmicl.divergences import JS, KL, Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Square
@@ -226,6 +226,8 @@ def fmicl_terms(
     divergence = make_divergence(divergence)
     require_alpha(alpha, shift)
     similarity = make_similarity(similarity, gamma, mu)
+    if shift is not None and type(divergence) is not KL and options.get("precision", "auto") == "auto":
+        options["precision"] = "high"  # rounding to bfloat16 can change the weights of the closest pairs by a quarter
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypedDict, Unpack
 
@@ -15,6 +15,8 @@ from fmicl import kernels
 from fmicl.divergences import KL
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import Kernel, PairFunction, Precision, World
+from fmicl.kernels.reference import exact_products
+from fmicl.kernels.tiled import is_one_tile
 from fmicl.kernels.transforms import in_transforms
 from fmicl.losses.targets import (
     Chunk,
@@ -25,11 +27,12 @@ from fmicl.losses.targets import (
     require_label_negatives,
 )
 from fmicl.utils.learnable import Scalar, host_value
-from fmicl.utils.numerics import normalise, unit_rows
+from fmicl.utils.numerics import normalise, to_float32, unit_rows
 from fmicl.utils.validation import Negatives, require_negatives
 
 # exp(-x) for x up to this is an ordinary number of the type
 _EXPONENT_RANGE = {torch.float32: 80.0, torch.float64: 700.0}
+_SAMPLED = 512  # rows, and columns, of a sample of the negatives
 _TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -43,7 +46,8 @@ class ComputeOptions(TypedDict, total=False):
     """"auto" (default), "reference", "tiled" or "triton": see `fmicl.kernels`."""
     precision: Precision
     """Precision of the Triton kernel: "fast" rounds to bfloat16, "high" is float32; "auto" (default) is fast for
-    half-precision input and high otherwise. The other kernels always compute in float32 or wider, without TF32."""
+    half-precision input, but for the optimal shift of a divergence other than KL, and high otherwise. The other kernels
+    always compute in float32 or wider, without TF32."""
     gather: bool
     """With several processes, take negatives from all of them (default), or with False from the same process only.
     Explicit negatives are used as given on each process."""
@@ -96,6 +100,28 @@ class Block(NamedTuple):
     weight: int
     number: int
     world: World
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some of the negative pairs, whose z are kept.
+
+    Attributes:
+        z: of the pairs of each block.
+        shares: of each block in the mean over all negatives.
+        world: the processes, each of which has its own sample.
+        complete: whether these are all negatives.
+    """
+
+    z: tuple[Tensor, ...]
+    shares: tuple[float, ...]
+    world: World
+    complete: bool
+
+    def mean(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """The mean of a function of z over the sample, the same on each process."""
+        means = [share * function(z).mean() for z, share in zip(self.z, self.shares, strict=True)]
+        return kernels.all_sum(torch.stack(means).sum(), self.world) / len(self.world.sizes)
 
 
 @dataclass(frozen=True)
@@ -280,13 +306,36 @@ class Pairs:
         """The mean of a function over all negatives of all processes, the same on each."""
         return kernels.all_sum(self.mean(function), self.world) / len(self.world.sizes)
 
-    def largest_cosine(self) -> Tensor:
-        """The largest inner product of a negative pair of all processes, a scalar."""
+    def largest_cosine(self, function: PairFunction) -> Tensor:
+        """The largest inner product of a negative pair of all processes, a scalar, rounded as in sums of a function."""
         if self._excludes is not None:
             rows = self._excludes.detached().map(lambda c, chunk: c.masked_fill(~chunk.negatives, -1.0).amax(dim=1))
             return kernels.all_max(rows.max(), self.world)
-        found = [kernels.largest_cosine(block.rows, block.columns, block.skip, block.world) for block in self.blocks]
+        found = [
+            kernels.largest_cosine(
+                block.rows, block.columns, function, block.skip,
+                kernel=self.kernel, fast=self.fast, world=block.world,
+            )
+            for block in self.blocks
+        ]  # fmt: skip
         return kernels.all_max(torch.stack(found).max(), self.world)
+
+    def sample(self, critic: Critic) -> Sample | None:
+        """Z of some of the negatives, or of all if these are few and on a CPU; None where labels leave out negatives.
+
+        Not differentiable.
+        """
+        if self._excludes is not None or min(self.world.sizes) < 2:
+            return None
+        complete = (
+            self.x.is_cpu
+            and self.kernel != "triton"
+            and self.world.size == 1
+            and all(is_one_tile(b.rows, b.rows if b.columns is None else b.columns) for b in self.blocks)
+        )
+        kept = [_cosines(block, complete) for block in self.blocks]
+        shares = tuple(block.number / self.count() for block in self.blocks)
+        return Sample(tuple(critic.z(cosines) for cosines in kept), shares, self.world, complete)
 
     def log_mean_exp(self, scale: Scalar) -> Tensor:
         """log mean exp(scale * c) over all negatives of all processes, the same on each.
@@ -353,6 +402,19 @@ def _sum_of_negatives(function: PairFunction, products: Tensor, chunk: Chunk) ->
     # Mask before the function too: that of a positive may overflow, and its gradient be NaN.
     z = function.offset + function.scale * products.masked_fill(~chunk.negatives, 0.0)
     return function.penalty(z).masked_fill(~chunk.negatives, 0.0).sum(dim=1)
+
+
+def _cosines(block: Block, complete: bool) -> Tensor:
+    """Inner products of the negative pairs of a block, all of them or those of some rows with other columns."""
+    rows, columns = (to_float32(v) for v in (block.rows, block.rows if block.columns is None else block.columns))
+    if complete:
+        products = exact_products(rows, columns)
+        if block.skip is None:
+            return products
+        n = len(products)
+        return products.flatten()[1:].view(n - 1, n + 1)[:, :-1]  # without the diagonal
+    size = min(len(rows) // 2, _SAMPLED)
+    return exact_products(rows[:size], columns[-size:])
 
 
 def check_views(x: Tensor, y: Tensor, negatives: str | Tensor = "anchor", columns: Sequence[Tensor] = ()) -> None:

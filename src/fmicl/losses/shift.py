@@ -8,37 +8,41 @@ is concave in v, with slope alpha E_neg[(f*)'(T - v)] - 1. For KL the maximiser 
 the others it is the root of that slope, found here. By the envelope theorem the gradient of the maximum, in the
 embeddings and in what is learned, is that of the bound at fixed v.
 
-T may be as large as e^80 (reverse KL at gamma = 20), and v is about as large as T of the closest negative pair, while
-T - v is of the order of f'(1 / alpha). So it is not computed by subtraction. With z_0 the largest z of a negative
-pair, v = T(z_0) - f'(e^s), and
+v = T(z_0) - f'(e^s), with z_0 the largest z of a negative pair (`fmicl.divergences.shifted` says why). The unknown is
+s, the log density ratio that (f*)' attains at the closest pair: it lies between log(1 / alpha), if all pairs are
+equally close, and log(M / alpha), if one of M pairs counts alone.
 
-    T(z) - v = (T(z) - T(z_0)) + f'(e^s) ,
-
-whose first part has a closed form without cancellation. The unknown is s, the log density ratio that (f*)' attains at
-the closest pair: it lies between log(1 / alpha), if all pairs are equally close, and log(M / alpha), if one of M pairs
-counts alone.
+The search starts with some of the pairs, whose cosines are kept. On a CPU these are all pairs of a batch that fits one
+tile. Of larger batches the sample gives s to a few thousandths, and its slope: two passes over all pairs then do.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fmicl.divergences import KL, Divergence
 from fmicl.divergences.critic import Critic
+from fmicl.divergences.shifted import AttainedRatio, ShiftedCritic, wide
 from fmicl.kernels import all_max
 from fmicl.kernels.backend import PairFunction
 from fmicl.kernels.transforms import in_transforms, is_capturing
-from fmicl.losses.pairing import Pairs
+from fmicl.losses.pairing import Pairs, Sample
 from fmicl.utils.learnable import Scalar, log
+from fmicl.utils.triton import only_compiling
 
 _PASSES = 60  # over the pairs, at most
-_CAPTURED_PASSES = 14  # in a CUDA graph, where no value can be tested: more than almost any search needs
+# In a CUDA graph no value can be tested: more passes than almost any search needs, over a sample, over all pairs after
+# that, and over all pairs where there is no sample.
+_CAPTURED_SAMPLE_PASSES = 8
+_CAPTURED_PASSES = 4
+_CAPTURED_PASSES_ALONE = 14
+_SAMPLE_PRECISION = 1e-3  # of the excess of a sample, which isn't that of all pairs
 _ROUNDING = 4  # units in the last place of offset and scale, by which z of two equally close pairs may differ
 _LOST = 1e-3  # relative error of (f*)' from which a shift counts as unresolved
 
@@ -62,13 +66,21 @@ def optimally_shifted(pairs: Pairs, critic: Critic, alpha: Scalar) -> Tensor:
             "depends on values. torch.autograd gives a first derivative"
         )
     with torch.no_grad():
-        closest = _wide(critic.z(pairs.largest_cosine()))
+        detached = pairs.detached()
+        sample = detached.sample(critic)
+        if sample is not None and sample.complete:
+            closest = wide(torch.stack([z.max() for z in sample.z]).max())
+        else:
+            unknown = torch.zeros((), dtype=pairs.dtype, device=pairs.x.device)
+            closest = wide(critic.z(detached.largest_cosine(ShiftedCritic(critic, unknown, unknown))))
+            if sample is not None:  # which isn't rounded to bfloat16
+                sample = replace(sample, z=tuple(z.clamp(max=closest.to(z.dtype)) for z in sample.z))
         rounding = torch.finfo(pairs.dtype).eps
         number = all_max(torch.full_like(closest, float(pairs.count())), pairs.world)
         start = ShiftedCritic(critic, closest, closest, _ROUNDING * rounding)
         found = optimal_shift(
-            start, alpha, pairs.detached().global_mean, number,
-            precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x),
+            start, alpha, detached.global_mean, number, sample,
+            precision=max(4 * rounding, 1e-12), capturing=is_capturing(pairs.x) or only_compiling(),
         )  # fmt: skip
     uniformity = differentiable_once(
         found.shift() + alpha * pairs.mean(found), "the gradient of shift='optimal' holds v fixed"
@@ -82,73 +94,13 @@ def differentiable_once(value: Tensor, why: str) -> Tensor:
     return once
 
 
-@dataclass(frozen=True)
-class ShiftedCritic:
-    """The penalty f*(T(z) - v) of a negative pair, at fixed v. It computes in float64 where the device has it.
-
-    Attributes:
-        critic: gives T.
-        closest: the largest z of a negative pair, a scalar.
-        log_ratio: s with v = T(closest) - f'(e^s), a scalar.
-        rounding: z may be wrong by this much relative to offset and scale. Pairs that are as close to the closest one
-            count as equally close: only so the two orders of a pair, whose products round differently, weigh the same.
-    """
-
-    critic: Critic
-    closest: Tensor
-    log_ratio: Tensor
-    rounding: float = 0.0
-
-    @property
-    def offset(self) -> Scalar:
-        """The critic's."""
-        return self.critic.offset
-
-    @property
-    def scale(self) -> Scalar:
-        """The critic's."""
-        return self.critic.scale
-
-    def shift(self) -> Tensor:
-        """v = T(closest) - f'(e^s)."""
-        return self.critic.score(self.closest) - self.critic.divergence.score(self.log_ratio)
-
-    def shifted_score(self, z: Tensor) -> Tensor:
-        """T(z) - v, without the difference of large numbers."""
-        offset, scale = (torch.zeros_like(self.closest) + value for value in (self.offset, self.scale))
-        tie = self.closest - self.rounding * (offset.abs() + scale.abs())
-        z = z + torch.where(z >= tie, self.closest - z, 0.0).detach()
-        return self.critic.score_difference(z, self.closest) + self.critic.divergence.score(self.log_ratio)
-
-    def penalty(self, z: Tensor) -> Tensor:
-        """f*(T(z) - v)."""
-        return self.critic.divergence.conjugate(self.shifted_score(_wide(z))).to(z.dtype)
-
-    def penalty_and_slope(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The penalty and its derivative in z, by automatic differentiation."""
-
-        def total(value: Tensor) -> tuple[Tensor, Tensor]:
-            penalty = self.critic.divergence.conjugate(self.shifted_score(value))
-            return penalty.sum(), penalty
-
-        slope, penalty = torch.func.grad(total, has_aux=True)(_wide(z))
-        return penalty.to(z.dtype), slope.to(z.dtype)
-
-
-@dataclass(frozen=True)
-class _Attained(ShiftedCritic):
-    """(f*)'(T(z) - v), the density ratio at which f* is attained: minus the derivative of the penalty in v."""
-
-    def penalty(self, z: Tensor) -> Tensor:
-        return self.critic.divergence.conjugate_derivative(self.shifted_score(_wide(z))).to(z.dtype)
-
-
 @torch.no_grad()
 def optimal_shift(
     start: ShiftedCritic,
     alpha: Scalar,
     mean: Callable[[PairFunction], Tensor],
     number: Tensor,
+    sample: Sample | None = None,
     precision: float = 1e-12,
     capturing: bool = False,
 ) -> ShiftedCritic:
@@ -159,6 +111,7 @@ def optimal_shift(
         alpha: weight of the negative term.
         mean: average of a pair function over the negatives. Each call is a pass over all pairs.
         number: of negatives, a scalar, or an upper bound of it.
+        sample: some of the negatives, where the search starts.
         precision: relative rounding error of these averages, which limits that of the root.
         capturing: read no value on the host, as within a CUDA graph: a fixed number of passes, and no errors.
 
@@ -180,50 +133,112 @@ def optimal_shift(
     """
     closest = start.closest
     weight = torch.log(torch.zeros_like(closest) + alpha)  # no copy from the host, which a CUDA graph can't capture
-    low, high = -weight, torch.log(_wide(number)) - weight
+    low, high = -weight, torch.log(wide(number)) - weight
     if not capturing:
         _require_finite(start, alpha, low)
 
-    def at(s: Tensor) -> ShiftedCritic:
-        return ShiftedCritic(start.critic, closest, s, start.rounding)
+    def find(
+        average: Callable[[PairFunction], Tensor], guess: _Root, passes: int, precision: float, share: Scalar = 0.0
+    ) -> _Root:
+        def excess(s: Tensor) -> Tensor:
+            """log(alpha E_neg[(f*)'(T - v)]), which increases with s; 0 at the optimum."""
+            ratio = wide(average(AttainedRatio(replace(start, log_ratio=s))))
+            return weight + (ratio + share * s.exp()).log()
 
-    def excess(s: Tensor) -> Tensor:
-        """log(alpha E_neg[(f*)'(T - v)]), which increases with s; 0 at the optimum."""
-        return weight + _wide(mean(_Attained(start.critic, closest, s, start.rounding))).log()
+        if capturing:
+            return _find_root(excess, guess, low, high, passes, precision, capturing)
+        # one value is read in each pass, so the rest of the search may take numbers
+        root = _find_root(
+            lambda s: float(excess(torch.full_like(low, s))), _Root(*map(float, guess)), float(low), float(high),
+            passes, precision, capturing,
+        )  # fmt: skip
+        return _Root(*(torch.full_like(low, value) for value in root))
 
-    # The excess has slope 1 in s if all pairs are equally close, if one counts alone, and for KL: few secant steps.
-    s, before = low, torch.full_like(low, math.nan)
-    value_before, best, best_value = before, low, torch.full_like(low, math.inf)
-    step, step_before = (torch.full_like(low, math.inf) for _ in range(2))
-    for _ in range(_CAPTURED_PASSES if capturing else _PASSES):
-        value = excess(s)
-        better = value.abs() < best_value.abs()
-        best, best_value = torch.where(better, s, best), torch.where(better, value, best_value)
-        low, high = torch.where(value <= 0, s, low), torch.where(value <= 0, high, s)
-        done = (value.abs() <= precision) | (high - low <= precision * (1 + s.abs()))
-        if not capturing and bool(done):
-            break
-        slope = (value - value_before) / (s - before)
-        target = s - value / torch.where(slope > 0, slope, 1.0)  # NaN at first
-        # bisect if a step leaves the bracket, or isn't half as long as the one before the last
-        good = (target >= low) & (target <= high) & ((target - s).abs() <= step_before / 2)
-        target = torch.where(done, s, torch.where(good, target, (low + high) / 2))
-        step, step_before = (target - s).abs(), step
-        s, before, value_before = target, s, value
-    found = at(best)
+    def passes(captured: int) -> int:
+        return captured if capturing else _PASSES
+
+    def sampled(function: PairFunction) -> Tensor:
+        assert sample is not None
+        return sample.mean(function.penalty)
+
+    if sample is None:
+        root = find(mean, _Root(low, torch.ones_like(low)), passes(_CAPTURED_PASSES_ALONE), precision)
+    elif sample.complete:
+        root = find(sampled, _guess(start, sample, low, high), passes(_CAPTURED_SAMPLE_PASSES), precision)
+    else:
+        # the closest pair, in both orders, may count for much, and the sample is unlikely to have it
+        guess, share = _guess(start, sample, low, high), 2 / wide(number)
+        root = find(sampled, guess, passes(_CAPTURED_SAMPLE_PASSES), _SAMPLE_PRECISION, share)
+        root = find(mean, root, passes(_CAPTURED_PASSES), precision)
+    found = replace(start, log_ratio=root.s)
     if not capturing:
         _require_resolved(found)
     return found
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In float64, unless the device has none."""
-    return x.float() if x.device.type == "mps" else x.double()
+class _Root(NamedTuple):
+    """A root, and the slope of the function there, or guesses of both: numbers, or scalars on a device."""
+
+    s: Any
+    slope: Any
+
+
+def _guess(start: ShiftedCritic, sample: Sample, low: Tensor, high: Tensor) -> _Root:
+    """The root if (f*)' were linear: f'(1 / alpha) is the mean of T - v. If that isn't in the bracket, its lower end.
+
+    There the slope is 1, as it is for KL.
+    """
+    critic, kind = start.critic, start.critic.divergence
+    behind = sample.mean(lambda z: critic.score_difference(z, start.closest.to(z.dtype)))
+    s = kind.conjugate_derivative(kind.score(low) - wide(behind)).log()
+    slope = kind.score_slope(s) / kind.score_slope(low)
+    valid = (s > low) & (s < high) & (slope > 0) & slope.isfinite()
+    return _Root(torch.where(valid, s, low), torch.where(valid, slope, 1.0))
+
+
+def _find_root(
+    function: Callable[[Any], Any], guess: _Root, low: Any, high: Any, passes: int, precision: float, capturing: bool
+) -> _Root:
+    """Root between low and high of an increasing function, by secant steps and bisection; `passes` if `capturing`.
+
+    It takes numbers, or scalars on a device, of which no value is read if `capturing`.
+    """
+    s, slope = guess
+    before = value_before = math.nan
+    best, best_value, step, step_before = s, math.inf, math.inf, math.inf
+    for _ in range(passes):
+        value = function(s)
+        better = abs(value) < best_value
+        best, best_value = _where(better, s, best), _where(better, abs(value), best_value)
+        low, high = _where(value <= 0, s, low), _where(value <= 0, high, s)
+        measured = _ratio(value - value_before, s - before)  # NaN at first
+        slope = _where((measured > 0) & (measured < math.inf), measured, slope)
+        done = (abs(value) <= precision) | (high - low <= precision * (1 + abs(s)))
+        # bisect if a step leaves the bracket, or isn't half as long as the one before the last
+        target = s - value / slope
+        good = (target >= low) & (target <= high) & (abs(target - s) <= step_before / 2)
+        target = _where(done, best, _where(good, target, (low + high) / 2))
+        # the error of a secant step: its length by the relative error of the slope, which the last step shows
+        accurate = (abs(value * (s - before)) <= precision) & (value * value <= precision * abs(value_before))
+        if not capturing and (done | (good & accurate)):
+            break
+        step, step_before = abs(target - s), step
+        s, before, value_before = target, s, value
+    return _Root(target, slope)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return torch.where(condition, a, b) if isinstance(condition, Tensor) else a if condition else b
+
+
+def _ratio(a: Any, b: Any) -> Any:
+    """a / b, NaN or infinite for b = 0."""
+    return a / b if isinstance(b, Tensor) or b else math.nan
 
 
 def _require_finite(start: ShiftedCritic, alpha: Scalar, log_ratio: Tensor) -> None:
     critic = start.critic
-    farthest = _wide(torch.as_tensor(critic.offset - critic.scale, device=log_ratio.device))
+    farthest = wide(torch.as_tensor(critic.offset - critic.scale, device=log_ratio.device))
     least, most, target = (
         float(value)
         for value in (critic.score(farthest), critic.score(start.closest), critic.divergence.score(log_ratio))

@@ -271,6 +271,10 @@ class FittedCritic(Critic):
         """T at h(z)."""
         return self.divergence.score(self.similarity.log_ratio(z))
 
+    def score_slope(self, z: Tensor) -> Tensor:
+        """T'(h(z)) h'(z)."""
+        return self.divergence.score_slope(self.similarity.log_ratio(z)) * self.similarity.slope(z)
+
     def score_difference(self, z: Tensor, reference: Tensor) -> Tensor:
         """T(h(z)) - T(h(reference))."""
         return self.divergence.score_difference(*(self.similarity.log_ratio(value) for value in (z, reference)))

@@ -52,6 +52,17 @@ def multiprocessors(device: torch.device) -> int:
 _compilation: _Compilation | None = None  # global, not per thread: autograd runs backward in a thread of its own
 
 
+def only_compiling() -> bool:
+    """Whether kernels are compiled and not launched, inside `compile_in_parallel`, so that values mean nothing.
+
+    Example:
+        >>> with compile_in_parallel():
+        ...     only_compiling()
+        True
+    """
+    return _compilation is not None
+
+
 def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
     """kernel[grid], which launches the kernel; inside `compile_in_parallel`, a function that only compiles it.
 

@@ -64,7 +64,8 @@ def quiet(caplog: pytest.LogCaptureFixture, recwarn: pytest.WarningsRecorder) ->
     logger.removeHandler(caplog.handler)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     seen = [str(warning.message) for warning in recwarn]
-    assert not [message for message in seen if "torch.jit" not in message]  # which torch 2.11 itself uses
+    other = ("torch.jit", "TensorFloat32")  # torch 2.11's own use of the former; inductor's advice on a GPU
+    assert not [message for message in seen if not any(word in message for word in other)]
 
 
 def assert_compiled_equals_eager(loss: nn.Module, backend: str = "aot_eager", fullgraph: bool = True) -> None:

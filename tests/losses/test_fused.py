@@ -145,7 +145,7 @@ def test_differentiable_gradients_of_dependent_views(name: str, kernel: Kernel) 
         x = views(6, 5, kernel)[0].requires_grad_()
         loss = fmicl.SigLIPLoss(kernel=kernel) if name == "siglip" else make(name, "cross", kernel)
         (gradient,) = torch.autograd.grad(loss(x, second(x)), x, create_graph=True)
-        return [gradient, *torch.autograd.grad(gradient.square().sum(), x)]
+        return [value.cpu() for value in (gradient, *torch.autograd.grad(gradient.square().sum(), x))]
 
     for second in (lambda x: x.flip(1) + 0.3 * x.square(), lambda x: x):
         torch.testing.assert_close(results(kernel, second), results("reference", second), rtol=1e-3, atol=1e-4)

@@ -80,7 +80,7 @@ def test_each_objective_ends_above_the_untrained_encoder_by_its_run(objective: s
 @pytest.mark.parametrize("objective", ["fmicl", "infonce"])
 def test_labels_help(objective: str) -> None:
     """After as many steps, training with labels is above training without, and above training with wrong ones."""
-    changes = {"objective": objective, "divergence": "js", "epochs": 3}
+    changes = {"objective": objective, "divergence": "js", "epochs": 6}  # at 3, seeds differ as much
     true, wrong, none = (
         accuracies(**changes, **extra)[1] for extra in ({"labels": True}, {"labels": True, "label_noise": 1.0}, {})
     )

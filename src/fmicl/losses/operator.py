@@ -62,13 +62,13 @@ def call_operator(function: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     tensors: list[Tensor] = []
     described: list[Argument] = []
     named: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-    for key, value in named:
+    for key, value in named:  # tuples of types, as torch 2.8 can't trace a union
         if isinstance(value, Tensor):
             tensors.append(value)
             described.append((key, _TENSOR, ""))
-        elif value is None or isinstance(value, bool | str):
+        elif value is None or isinstance(value, (bool, str)):
             described.append((key, _CONSTANT, value))
-        elif isinstance(value, int | float):
+        elif isinstance(value, (int, float)):
             described.append((key, _CONSTANT, guard_scalar(value)))  # torch.compile may trace numbers as variables
         else:
             described.append((key, _OBJECT, id(value)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -70,7 +70,7 @@ class Critic(nn.Module):
         """Set parameters that the training samples determine; called once, before training."""
 
     def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:  # noqa: ARG002
-        """Critics of these training samples that are all trained after the start, for early stopping to choose one."""
+        """Critics that are all trained after the start; the samples for early stopping choose one, or a weighted sum."""
         return (self,)
 
 
@@ -182,9 +182,9 @@ class GaussianKernelCritic(Critic):
         return self.log_mu - self.log_gamma.exp() * (2 - 2 * g @ h.T)
 
 
-@CRITICS.register("joint", summary="One network of both, s([x, y]): any interaction, a pass for each pair.")
+@CRITICS.register("joint", summary="One residual network of both, s([x, y]): any interaction, a pass for each pair.")
 class JointCritic(Critic):
-    """s(x, y) by one network of the concatenated columns.
+    """s(x, y) by one residual network of the concatenated columns and the root mean squares of x and of y.
 
     Example:
         >>> JointCritic(3, 2, 16)(torch.randn(4, 3), torch.randn(4, 2)).shape
@@ -193,12 +193,69 @@ class JointCritic(Critic):
 
     def __init__(self, x_columns: int, y_columns: int, hidden: int = 128) -> None:
         super().__init__()
-        self.network = mlp(x_columns + y_columns, hidden, 1)
+        self.first = nn.Linear(x_columns + y_columns + 2, hidden)
+        self.block = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.last = nn.Linear(hidden, 1)
+        _shrink(self.last)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        scores: Tensor = self.network(torch.cat([x, y], dim=1)).squeeze(1)
+        lengths = [z.square().mean(dim=1, keepdim=True).sqrt() for z in (x, y)]
+        h = self.first(torch.cat([x, y, *lengths], dim=1))
+        scores: Tensor = self.last(F.silu(h + self.block(h))).squeeze(1)
         return scores
+
+
+def _shrink(layer: nn.Linear) -> None:
+    """Start an output layer near 0, so that the scores are about those of independent variables."""
+    with torch.no_grad():
+        layer.weight.mul_(0.1)
+        layer.bias.zero_()
+
+
+class Stack(Critic):
+    """A weighted sum of critics' scores (stacking); `fit` finds the weights, on samples that trained none of them.
+
+    Example:
+        >>> stack = Stack([JointCritic(1, 1, 8), BilinearCritic(1, 1)])
+        >>> x, y = torch.randn(4, 1), torch.randn(4, 1)
+        >>> torch.allclose(stack(x, y), stack.critics[0](x, y))     # at first the weights are 1, 0, ...
+        True
+    """
+
+    def __init__(self, critics: Sequence[Critic]) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(critics)
+        weights = torch.zeros(len(critics))
+        weights[0] = 1
+        self.weights: Tensor
+        self.register_buffer("weights", weights)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        return torch.stack([critic(x, y) for critic in self.critics], dim=-1) @ self.weights
+
+    def fit(self, loss: Callable[[Tensor, Tensor], Tensor], joint: Tensor, independent: Tensor) -> None:
+        """Minimise the loss of the weighted scores over the weights; convex for a concave bound.
+
+        Args:
+            loss: of scores of joint pairs (N,) and of independent pairs (N, k).
+            joint: (N, critics), scores of each critic.
+            independent: (N, k, critics).
+        """
+        weights = self.weights.to(joint).requires_grad_()
+        optimiser = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+
+        def step() -> Tensor:
+            optimiser.zero_grad()
+            value = loss(joint @ weights, independent @ weights)
+            value.backward()
+            return value
+
+        before = float(step().detach())
+        optimiser.step(step)
+        if float(step().detach()) < before:  # not after a step to where the loss is infinite
+            self.weights.copy_(weights.detach())
 
 
 @CRITICS.register("copula", summary="Gaussian copula in closed form plus a separable network's correction.")
@@ -215,7 +272,7 @@ class CopulaCritic(Critic):
     where w is about standard normal if x is (Wilson and Hilferty, 1931). The first is taken unless another has a larger
     InfoNCE bound on a third of the training samples, by two standard errors; then it is fitted to all of them. If it is
     not the first, the networks of the correction see its canonical variables in place of the columns, and a critic with
-    the first is trained as well.
+    the first is trained as well. So is a :class:`JointCritic`, for what is far from any Gaussian copula, such as jumps.
 
     Example:
         >>> critic = CopulaCritic(1, 1, 16)
@@ -233,9 +290,8 @@ class CopulaCritic(Critic):
         for network in (self.correction.x_network, self.correction.y_network):
             last = network.network[-1]
             assert isinstance(last, nn.Linear)
-            with torch.no_grad():
-                last.weight.mul_(0.1)
-                last.bias.zero_()
+            _shrink(last)
+        self.hidden = hidden
         self.copula: GaussianCopula | None = None
         self.features: Features = FEATURES[0]
 
@@ -253,12 +309,13 @@ class CopulaCritic(Critic):
         self.copula = GaussianCopula.fit(length_features(x, self.features), length_features(y, self.features))
 
     def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:
-        """This one, and the copula of the columns alone."""
+        """This one, the copula of the columns alone, and a network of both variables without a copula."""
+        joint = JointCritic(x.shape[1], y.shape[1], self.hidden).to(x.device)
         if self.features == FEATURES[0]:
-            return (self,)
+            return self, joint
         plain = copy.deepcopy(self)
         plain.features, plain.copula = FEATURES[0], GaussianCopula.fit(x, y)
-        return self, plain
+        return self, plain, joint
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""

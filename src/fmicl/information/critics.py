@@ -214,48 +214,52 @@ def _shrink(layer: nn.Linear) -> None:
 
 
 class Stack(Critic):
-    """A weighted sum of critics' scores (stacking); `fit` finds the weights, on samples that trained none of them.
+    """A weighted mean of critics' scores; `fit` finds the weights, on samples that trained none of them (stacking).
+
+    Weights are positive and add up to 1.
 
     Example:
         >>> stack = Stack([JointCritic(1, 1, 8), BilinearCritic(1, 1)])
-        >>> x, y = torch.randn(4, 1), torch.randn(4, 1)
-        >>> torch.allclose(stack(x, y), stack.critics[0](x, y))     # at first the weights are 1, 0, ...
-        True
+        >>> stack.weights, stack(torch.zeros(4, 1), torch.zeros(4, 1)).shape
+        (tensor([0.5000, 0.5000]), torch.Size([4]))
     """
 
     def __init__(self, critics: Sequence[Critic]) -> None:
         super().__init__()
         self.critics = nn.ModuleList(critics)
-        weights = torch.zeros(len(critics))
-        weights[0] = 1
         self.weights: Tensor
-        self.register_buffer("weights", weights)
+        self.register_buffer("weights", torch.full((len(critics),), 1 / len(critics)))
+
+    def each(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of each critic, (N, critics)."""
+        return torch.stack([critic(x, y) for critic in self.critics], dim=1)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        return torch.stack([critic(x, y) for critic in self.critics], dim=-1) @ self.weights
+        return self.each(x, y) @ self.weights
 
-    def fit(self, loss: Callable[[Tensor, Tensor], Tensor], joint: Tensor, independent: Tensor) -> None:
-        """Minimise the loss of the weighted scores over the weights; convex for a concave bound.
+    def fit(self, candidates: Tensor) -> None:
+        """Maximise the mean of :func:`infonce_rows` over the weights.
 
         Args:
-            loss: of scores of joint pairs (N,) and of independent pairs (N, k).
-            joint: (N, critics), scores of each critic.
-            independent: (N, k, critics).
+            candidates: (N, k + 1, critics), scores of each critic; the joint pair of each row first.
         """
-        weights = self.weights.to(joint).requires_grad_()
-        optimiser = torch.optim.LBFGS([weights], max_iter=100, line_search_fn="strong_wolfe")
+        logits = torch.zeros(candidates.shape[-1]).to(candidates).requires_grad_()
+        optimiser = torch.optim.LBFGS([logits], max_iter=50, line_search_fn="strong_wolfe")
 
         def step() -> Tensor:
             optimiser.zero_grad()
-            value = loss(joint @ weights, independent @ weights)
-            value.backward()
-            return value
+            loss = -infonce_rows(candidates @ logits.softmax(dim=0)).mean()
+            loss.backward()
+            return loss
 
-        before = float(step().detach())
         optimiser.step(step)
-        if float(step().detach()) < before:  # not after a step to where the loss is infinite
-            self.weights.copy_(weights.detach())
+        self.weights.copy_(logits.detach().softmax(dim=0))
+
+
+def infonce_rows(candidates: Tensor) -> Tensor:
+    """s_i0 - log mean_j e^(s_ij) of scores (N, k + 1) with the joint pair first, whose mean is the InfoNCE bound."""
+    return candidates[:, 0] - log_mean_exp(candidates, dim=1)
 
 
 @CRITICS.register("copula", summary="Gaussian copula in closed form plus a separable network's correction.")
@@ -271,8 +275,8 @@ class CopulaCritic(Critic):
 
     where w is about standard normal if x is (Wilson and Hilferty, 1931). The first is taken unless another has a larger
     InfoNCE bound on a third of the training samples, by two standard errors; then it is fitted to all of them. If it is
-    not the first, the networks of the correction see its canonical variables in place of the columns, and a critic with
-    the first is trained as well. So is a :class:`JointCritic`, for what is far from any Gaussian copula, such as jumps.
+    not the first, the networks of the correction see its canonical variables in place of the columns. A
+    :class:`JointCritic` is the alternative, for what is far from any Gaussian copula, such as jumps.
 
     Example:
         >>> critic = CopulaCritic(1, 1, 16)
@@ -309,13 +313,8 @@ class CopulaCritic(Critic):
         self.copula = GaussianCopula.fit(length_features(x, self.features), length_features(y, self.features))
 
     def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:
-        """This one, the copula of the columns alone, and a network of both variables without a copula."""
-        joint = JointCritic(x.shape[1], y.shape[1], self.hidden).to(x.device)
-        if self.features == FEATURES[0]:
-            return self, joint
-        plain = copy.deepcopy(self)
-        plain.features, plain.copula = FEATURES[0], GaussianCopula.fit(x, y)
-        return self, plain, joint
+        """This one, and a network of both variables without a copula."""
+        return self, JointCritic(x.shape[1], y.shape[1], self.hidden).to(x.device)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""

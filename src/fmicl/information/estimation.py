@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
-from fmicl.information.critics import CRITICS, Critic, Stack, log_mean_exp
+from fmicl.information.critics import CRITICS, Critic, Stack, infonce_rows, log_mean_exp
 from fmicl.information.estimators import Estimator, make_estimator, wrap_module
 from fmicl.information.preparation import Marginals, as_samples, prepare
 from fmicl.utils.device import pick_device
@@ -37,6 +37,10 @@ BLOCK = 2048
 """Samples that are paired with each other in an evaluation: memory is the square of it."""
 SHIFTS = 64
 """Independent pairs of each sample in an evaluation, for a critic that scores pairs one by one."""
+CHECK_SHIFTS = 16
+"""The same for early stopping, which is often."""
+SLOWEST_RATE = 1 / 3
+"""Intervals assume that what a critic of n samples lacks falls at least as fast as n to minus this."""
 
 
 class Estimate(NamedTuple):
@@ -81,8 +85,8 @@ class Training:
     """
 
     hidden: int = 64
-    batch_size: int = 512
-    steps: int = 400
+    batch_size: int = 256
+    steps: int = 800
     check_every: int = 25
     patience: int = 6
     learning_rate: float = 1e-2
@@ -235,11 +239,12 @@ class InformationEstimator:
         r"""A bootstrap interval of the estimate, widened by what the critic may lack.
 
         Samples are drawn with replacement, with the critics as they are, and the estimate is linearised in its means.
-        With ``corrected``, the truth is taken as uniform between the held-out value V and V + 2 D, whose variance
-        :math:`D^2 / 3` is added. For the lower end D is half the in-sample value less V, which is what the critic lacks
-        if it can represent the log ratio. For the upper end it is the larger of that and of V less the value of half as
-        many samples, so that the interval assumes one thing: what the critic lacks falls at least as fast as
-        :math:`n^{-0.58}`, since then V + 2 D is above the truth (1/n is the rate of a parametric critic).
+        With ``corrected``, the truth is taken as uniform between the held-out value V and V + L, L an estimate of what
+        the critic lacks, whose variance :math:`L^2 / 12` is added. For the lower end L is the in-sample value less V,
+        which is right if the critic can represent the log ratio. For the upper end it is at least
+        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, with the value of half as many samples: so the interval assumes that what
+        the critic lacks falls at least as fast as :math:`n^{-1/3}`, a slow rate of nonparametric estimation (1/n is the
+        parametric one). Where it falls more slowly, or not at all, the upper end may be below the truth.
 
         Raises:
             ValueError: the level is not in (0, 1).
@@ -260,12 +265,12 @@ class InformationEstimator:
         low, high = torch.quantile(torch.cat(drawn), torch.tensor([tail, 1 - tail], dtype=rows.dtype)).tolist()
         if not self.corrected:
             return low, high
-        lack = (in_sample - held_out) / 2
-        still_learning = max(lack, held_out - half) if math.isfinite(half) else lack
         z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level)))
+        lack = in_sample - held_out
+        most = max(lack, (held_out - half) / (2**SLOWEST_RATE - 1))
         return (
-            held_out + lack - math.hypot(held_out - low, z * lack / math.sqrt(3)),
-            held_out + still_learning + math.hypot(high - held_out, z * still_learning / math.sqrt(3)),
+            held_out + lack / 2 - math.hypot(held_out - low, z * lack / math.sqrt(12)),
+            held_out + most / 2 + math.hypot(high - held_out, z * most / math.sqrt(12)),
         )
 
     def result(self, level: float = 0.95) -> Estimate:
@@ -287,40 +292,29 @@ class InformationEstimator:
             critic = self._build(x, y).to(self.device)
             critic.start(x[train], y[train])
             choices = critic.alternatives(x[train], y[train])
-        losses = []
         for k, choice in enumerate(choices):
             share = _Share((number + k / len(choices)) / trainings, 1 / (len(choices) * trainings))
-            trainable = any(parameter.requires_grad for parameter in choice.parameters())
-            losses.append(
+            if any(parameter.requires_grad for parameter in choice.parameters()):
                 self._optimise(choice, (x[train], y[train]), (x[validation], y[validation]), generator, share)
-                if trainable
-                else 0.0
-            )
-        order = sorted(range(len(choices)), key=losses.__getitem__)
-        critic = self._best([choices[k] for k in order], x[validation], y[validation])
+        critic = choices[0] if len(choices) == 1 else self._choose(choices, x[validation], y[validation])
         critic.eval()
         with torch.no_grad():
             offsets = [log_mean_exp(scores.independent.double()) for scores in self._scores(critic, x, y)]
         return critic, float(log_mean_exp(torch.stack(offsets)))
 
-    def _best(self, choices: list[Critic], x: Tensor, y: Tensor) -> Critic:
-        """A weighted sum of critics if its value here is above the first one's by a standard error; or that one."""
-        if len(choices) == 1:
-            return choices[0]
+    def _choose(self, choices: Sequence[Critic], x: Tensor, y: Tensor) -> Critic:
+        """A weighted mean of critics if its InfoNCE bound on these samples is higher by a standard error, or the first.
+
+        By InfoNCE whatever the estimator, since a bound that is limited by the number of independent pairs can't be
+        fooled by a critic that has seen too few of them.
+        """
         stack = Stack(choices).to(self.device).eval()
         generator = torch.Generator().manual_seed(mix_seed(self.seed, 5))
         with torch.no_grad():
-            found = _pair_scores(_AllScores(stack), x, y, SHIFTS, generator)
-        joint, independent = found.joint.double(), found.independent.double()
-        # a new objective each time: MINE's has a state
-        stack.fit(lambda *scores: self.estimator.objective(self.divergence)(*scores), joint, independent)
-        weights = stack.weights.double()
-
-        def rows(weights: Tensor) -> Tensor:
-            scores = _Scores(joint @ weights, independent @ weights, found.shifts)
-            return self._rows(self._shares_of(scores, float(log_mean_exp(scores.independent))))
-
-        gain = rows(weights) - rows(torch.eye(len(choices))[0].to(weights))
+            scores = _pair_scores(stack.each, x, y, SHIFTS, generator)
+        candidates = torch.cat([scores.joint.unsqueeze(1), scores.independent], dim=1).double()
+        stack.fit(candidates)
+        gain = infonce_rows(candidates @ stack.weights.double()) - infonce_rows(candidates[..., 0])
         return stack if bool(gain.mean() > gain.std() / math.sqrt(len(gain))) else choices[0]
 
     def _build(self, x: Tensor, y: Tensor) -> Critic:
@@ -338,8 +332,8 @@ class InformationEstimator:
         validation: tuple[Tensor, Tensor],
         generator: torch.Generator,
         share: _Share,
-    ) -> float:
-        """Train with early stopping; returns the loss on the samples for it."""
+    ) -> None:
+        """Train with early stopping on the samples for it."""
         options = self.training
         objective, check = self.estimator.objective(self.divergence), self.estimator.objective(self.divergence)
         n = len(train[0])
@@ -376,24 +370,23 @@ class InformationEstimator:
         critic.load_state_dict(best_state)
         if self.progress is not None:
             self.progress(share.start + share.size)
-        return best
 
     def _loss(
         self, critic: Critic, objective: Callable[[Tensor, Tensor], Tensor], part: tuple[Tensor, Tensor]
     ) -> float:
         critic.eval()
         with torch.no_grad():
-            losses = [objective(scores.joint, scores.independent) for scores in self._scores(critic, *part)]
+            losses = [objective(scores.joint, scores.independent) for scores in self._scores(critic, *part, CHECK_SHIFTS)]
             loss = float(torch.stack(losses).mean())
         return loss if math.isfinite(loss) else math.inf
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
-    def _scores(self, critic: Critic, x: Tensor, y: Tensor) -> Iterator[_Scores]:
+    def _scores(self, critic: Critic, x: Tensor, y: Tensor, shifts: int = SHIFTS) -> Iterator[_Scores]:
         generator = torch.Generator().manual_seed(mix_seed(self.seed, 4))
         for block in range(blocks := max(1, math.ceil(len(x) / BLOCK))):
             part = slice(block * len(x) // blocks, (block + 1) * len(x) // blocks)
-            yield _pair_scores(critic, x[part], y[part], SHIFTS, generator)
+            yield _pair_scores(critic, x[part], y[part], shifts, generator)
 
     def _sums(self, critic: Critic, offset: float, columns: list[Tensor]) -> _Sums:
         """Each sample's share of the two means of terms.
@@ -434,17 +427,6 @@ class InformationEstimator:
         return held_out, in_sample, half
 
 
-class _AllScores(Critic):
-    """The scores of each critic of a stack, (N, critics)."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__()
-        self.stack = stack
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.stack([critic(x, y) for critic in self.stack.critics], dim=-1)
-
-
 def _joined(parts: list[_Sums]) -> _Sums:
     return _Sums(*(torch.cat(each) for each in zip(*parts, strict=True)))
 
@@ -456,10 +438,16 @@ def _batches(n: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]
         yield from order[: n - n % batch].split(batch)
 
 
-def _pair_scores(critic: Critic, x: Tensor, y: Tensor, shifts: int, generator: torch.Generator) -> _Scores:
+def _pair_scores(
+    critic: Critic | Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    shifts: int,
+    generator: torch.Generator,
+) -> _Scores:
     """Scores of joint pairs, and of all others (dense critics) or of a few shifts of y, never a joint pair."""
     n = len(x)
-    if critic.dense:
+    if isinstance(critic, Critic) and critic.dense:
         scores = critic.all_pairs(x, y)
         # without the diagonal: after the first entry, it is the last of each n + 1
         return _Scores(scores.diagonal(), scores.flatten()[1:].view(n - 1, n + 1)[:, :-1].reshape(n, n - 1), None)

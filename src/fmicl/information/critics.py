@@ -70,7 +70,7 @@ class Critic(nn.Module):
         """Set parameters that the training samples determine; called once, before training."""
 
     def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:  # noqa: ARG002
-        """Critics that are all trained after the start; the samples for early stopping choose one, or a weighted sum."""
+        """Critics to train after the start, the simplest first, of which a :class:`Stack` is made if it is better."""
         return (self,)
 
 
@@ -275,8 +275,8 @@ class CopulaCritic(Critic):
 
     where w is about standard normal if x is (Wilson and Hilferty, 1931). The first is taken unless another has a larger
     InfoNCE bound on a third of the training samples, by two standard errors; then it is fitted to all of them. If it is
-    not the first, the networks of the correction see its canonical variables in place of the columns. A
-    :class:`JointCritic` is the alternative, for what is far from any Gaussian copula, such as jumps.
+    not the first, the networks of the correction see its canonical variables in place of the columns. The alternative
+    is a :class:`JointCritic`, for what is far from any Gaussian copula, such as jumps.
 
     Example:
         >>> critic = CopulaCritic(1, 1, 16)

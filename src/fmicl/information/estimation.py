@@ -2,8 +2,8 @@ r"""Estimation of f-mutual information from samples: cross-fitting, early stoppi
 
 The samples are split into folds. For each fold a critic is trained on the other folds, less a part for early stopping,
 and evaluated on the fold itself, so that every sample enters the estimate once, by a critic that has not seen it.
-Where a critic names alternatives, all are trained, and the samples for early stopping decide between the best of them
-and a weighted sum of their scores.
+Where a critic names alternatives, all are trained, and a weighted mean of their scores takes the place of the simplest
+where that is better on the samples for early stopping.
 
 A critic of finitely many samples is below the optimum on new ones, and above it on those that it was trained on, by the
 same amount to first order (the two halves of the optimism of a likelihood). So the held-out estimate is one for a lower
@@ -85,11 +85,11 @@ class Training:
     """
 
     hidden: int = 64
-    batch_size: int = 256
+    batch_size: int = 512
     steps: int = 800
-    check_every: int = 25
-    patience: int = 6
-    learning_rate: float = 1e-2
+    check_every: int = 50
+    patience: int = 4
+    learning_rate: float = 5e-3
     averaging: float = 0.98
     weight_decay: float = 1e-2
     validation: float = 0.15
@@ -239,12 +239,12 @@ class InformationEstimator:
         r"""A bootstrap interval of the estimate, widened by what the critic may lack.
 
         Samples are drawn with replacement, with the critics as they are, and the estimate is linearised in its means.
-        With ``corrected``, the truth is taken as uniform between the held-out value V and V + L, L an estimate of what
-        the critic lacks, whose variance :math:`L^2 / 12` is added. For the lower end L is the in-sample value less V,
-        which is right if the critic can represent the log ratio. For the upper end it is at least
-        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, with the value of half as many samples: so the interval assumes that what
-        the critic lacks falls at least as fast as :math:`n^{-1/3}`, a slow rate of nonparametric estimation (1/n is the
-        parametric one). Where it falls more slowly, or not at all, the upper end may be below the truth.
+        With ``corrected``, the truth is taken as uniform between the held-out value V and V + L, L being what the
+        critic may lack, and its variance :math:`L^2 / 12` is added. For the lower end L is the in-sample value less V,
+        which is right for a critic that can represent the log ratio. For the upper end there is added
+        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, where :math:`V_{1/2}` is the value of half as many samples: what the
+        critic lacks if that falls as :math:`n^{-1/3}`. So the upper end assumes that it falls at least that fast.
+        Where it does not, as for a dependence that the critic does not begin to find, the truth may be above.
 
         Raises:
             ValueError: the level is not in (0, 1).
@@ -267,7 +267,7 @@ class InformationEstimator:
             return low, high
         z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level)))
         lack = in_sample - held_out
-        most = max(lack, (held_out - half) / (2**SLOWEST_RATE - 1))
+        most = lack + max(0.0, held_out - half) / (2**SLOWEST_RATE - 1)
         return (
             held_out + lack / 2 - math.hypot(held_out - low, z * lack / math.sqrt(12)),
             held_out + most / 2 + math.hypot(high - held_out, z * most / math.sqrt(12)),

@@ -81,7 +81,7 @@ TUNED_ON = {
     "1v1-normal-0.75", "1v1-additive-0.1", "multinormal-sparse-25-25-2-2.0", "student-identity-5-5-2",
     "spiral-multinormal-sparse-3-3-2-2.0", "spiral-multinormal-sparse-25-25-2-2.0",
 }  # fmt: skip
-"""Tasks on whose samples the default was developed: at first on seed 0, the joint network and the interval on 8 and 9."""
+"""Tasks on which the default was developed: at first on seed 0; the joint network and the interval on 8 and 9."""
 OURS: dict[str, dict[str, Any]] = {
     "fmicl (default)": {},
     "Donsker-Varadhan, separable": {"estimator": "donsker_varadhan", "critic": "separable"},
@@ -114,7 +114,8 @@ def mixture(generator: np.random.Generator, samples: int) -> tuple[np.ndarray, n
     weights = np.array([0.4, 0.3, 0.2, 0.1])
 
     def draw(generator: np.random.Generator, number: int) -> np.ndarray:
-        return centres[generator.choice(4, number, p=weights)] + generator.standard_normal((number, 4))
+        z: np.ndarray = centres[generator.choice(4, number, p=weights)] + generator.standard_normal((number, 4))
+        return z
 
     def log_density(z: np.ndarray, part: slice) -> np.ndarray:
         exponents = -0.5 * ((z[:, None, part] - centres[:, part]) ** 2).sum(axis=2) + np.log(weights)
@@ -131,9 +132,7 @@ def category(generator: np.random.Generator, samples: int) -> tuple[np.ndarray, 
     """A category of four, and a Gaussian whose mean and deviation depend on it; the information by quadrature."""
     means, scales = np.array([-2.0, 0.0, 0.0, 2.5]), np.array([1.0, 0.3, 2.0, 0.5])
     grid = np.linspace(-20, 20, 400_001)
-    densities = np.exp(-0.5 * ((grid - means[:, None]) / scales[:, None]) ** 2) / (
-        scales[:, None] * np.sqrt(2 * np.pi)
-    )
+    densities = np.exp(-0.5 * ((grid - means[:, None]) / scales[:, None]) ** 2) / (scales[:, None] * np.sqrt(2 * np.pi))
     total = densities.mean(axis=0)
     terms = np.where(densities > 0, densities * np.log(np.maximum(densities, 1e-300) / total), 0)
     x = generator.integers(4, size=samples)
@@ -191,7 +190,8 @@ def measure(options: argparse.Namespace) -> None:
                 {
                     "task": task, "seed": seed, "estimator": name, "value": found.value, "low": found.low,
                     "high": found.high, "held_out": found.held_out, "in_sample": found.in_sample,
-                    "half": found.half, "samples": len(data["x"]), "information": float(data["information"]), "cpu_seconds": time.process_time() - start,
+                    "half": found.half, "samples": len(data["x"]), "information": float(data["information"]),
+                    "cpu_seconds": time.process_time() - start,
                 }
             )  # fmt: skip
         print(task, seed, round(record["rows"][-1]["value"], 3), flush=True)

@@ -7,7 +7,6 @@ critics compute all pairs by one matrix product, which is why they can use every
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise

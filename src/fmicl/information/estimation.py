@@ -9,9 +9,9 @@ A critic of finitely many samples is below the optimum on new ones, and above it
 same amount to first order (the two halves of the optimism of a likelihood). So the held-out estimate is one for a lower
 bound, and the mean of both (``corrected``) one for the information itself.
 
-That holds for a critic that can represent the log ratio, and no data can show that one can: no upper confidence bound of
-the information holds for every distribution. What data show is whether the critic is still learning. So a critic of half
-as many samples is evaluated, too (:meth:`InformationEstimator.interval`).
+That holds for a critic that can represent the log ratio, and no data can show that one can: no upper confidence bound
+of the information holds for every distribution. What data show is whether the critic is still learning. So a critic of
+half as many samples is evaluated, too (:meth:`InformationEstimator.interval`).
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ class InformationEstimator:
         return critic, float(log_mean_exp(torch.stack(offsets)))
 
     def _choose(self, choices: Sequence[Critic], x: Tensor, y: Tensor) -> Critic:
-        """A weighted mean of critics if its InfoNCE bound on these samples is higher by a standard error, or the first.
+        """A weighted mean of critics if its InfoNCE bound here is higher by two standard errors, or the first critic.
 
         By InfoNCE whatever the estimator, since a bound that is limited by the number of independent pairs can't be
         fooled by a critic that has seen too few of them.
@@ -315,7 +315,7 @@ class InformationEstimator:
         candidates = torch.cat([scores.joint.unsqueeze(1), scores.independent], dim=1).double()
         stack.fit(candidates)
         gain = infonce_rows(candidates @ stack.weights.double()) - infonce_rows(candidates[..., 0])
-        return stack if bool(gain.mean() > gain.std() / math.sqrt(len(gain))) else choices[0]
+        return stack if bool(gain.mean() > 2 * gain.std() / math.sqrt(len(gain))) else choices[0]
 
     def _build(self, x: Tensor, y: Tensor) -> Critic:
         hidden = self.training.hidden
@@ -338,8 +338,9 @@ class InformationEstimator:
         objective, check = self.estimator.objective(self.divergence), self.estimator.objective(self.divergence)
         n = len(train[0])
         batch = min(options.batch_size, n)
-        raw, average = list(critic.parameters()), copy.deepcopy(critic)
-        averaged = list(average.parameters())
+        average = copy.deepcopy(critic)
+        raw: list[Tensor] = list(critic.parameters())
+        averaged: list[Tensor] = list(average.parameters())
         optimiser = torch.optim.AdamW(raw, options.learning_rate, weight_decay=options.weight_decay)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimiser, lambda step: min(1.0, 2 * (1 - step / options.steps)) if options.steps > 1 else 1.0
@@ -376,7 +377,8 @@ class InformationEstimator:
     ) -> float:
         critic.eval()
         with torch.no_grad():
-            losses = [objective(scores.joint, scores.independent) for scores in self._scores(critic, *part, CHECK_SHIFTS)]
+            found = self._scores(critic, part[0], part[1], CHECK_SHIFTS)
+            losses = [objective(scores.joint, scores.independent) for scores in found]
             loss = float(torch.stack(losses).mean())
         return loss if math.isfinite(loss) else math.inf
 

@@ -11,7 +11,8 @@ bound, and the mean of both (``corrected``) one for the information itself.
 
 That holds for a critic that can represent the log ratio, and no data can show that one can: no upper confidence bound
 of the information holds for every distribution. What data show is whether the critic is still learning. So a critic of
-half as many samples is evaluated, too (:meth:`InformationEstimator.interval`).
+half as many samples is evaluated, too, unless a test finds nothing better than the critic's simplest form
+(:meth:`InformationEstimator.interval`).
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ class Estimate(NamedTuple):
         high: upper end of the interval.
         held_out: the estimator's own value on samples that its critic has not seen.
         in_sample: its value on the samples that the critic was trained on.
-        half: its value on samples that the critic has not seen, for critics of half as many samples; NaN if the
-            estimate is not ``corrected``, which has no use for it.
+        half: its value on samples that the critic has not seen, for critics of half as many samples. NaN where the
+            interval has no use for it: nothing better was found than the critic's simplest form in any fold, or the
+            estimate is not ``corrected``.
     """
 
     value: float
@@ -111,6 +113,14 @@ class _Scores(NamedTuple):
     joint: Tensor
     independent: Tensor
     shifts: Tensor | None
+
+
+class _Trained(NamedTuple):
+    """A critic, log E_independent[e^score] on its samples, and whether it may be unable to represent the log ratio."""
+
+    critic: Critic
+    offset: float
+    doubtful: bool
 
 
 class _Share(NamedTuple):
@@ -208,20 +218,22 @@ class InformationEstimator:
         ]
         generator = torch.Generator().manual_seed(mix_seed(self.seed, 0))
         order = torch.randperm(n, generator=generator)
-        held_out, in_sample, half = [], [], []
+        fold_of = torch.arange(n) % self.folds
+        inside = [order[fold_of == fold] for fold in range(self.folds)]
+        outside = [order[fold_of != fold] for fold in range(self.folds)]
         number = 2 * self.folds if self.corrected else self.folds
+        held_out, in_sample, half, doubtful = [], [], [], False
         for fold in range(self.folds):
-            inside = order[fold :: self.folds]
-            mask = torch.ones(n, dtype=torch.bool)
-            mask[inside] = False
-            outside = order[mask[order]]
-            critic, offset = self._train([part[outside] for part in columns], fold, number)
-            held_out.append(self._sums(critic, offset, [part[inside] for part in columns]))
-            in_sample.append(self._sums(critic, offset, [part[outside] for part in columns]))
-            if self.corrected:
-                some = outside[: len(outside) // 2]
-                critic, offset = self._train([part[some] for part in columns], self.folds + fold, number)
-                half.append(self._sums(critic, offset, [part[inside] for part in columns]))
+            trained = self._train([part[outside[fold]] for part in columns], fold, number)
+            held_out.append(self._sums(trained, [part[inside[fold]] for part in columns]))
+            in_sample.append(self._sums(trained, [part[outside[fold]] for part in columns]))
+            doubtful |= trained.doubtful
+        for fold in range(self.folds if self.corrected and doubtful else 0):
+            some = outside[fold][: len(outside[fold]) // 2]
+            trained = self._train([part[some] for part in columns], self.folds + fold, number)
+            half.append(self._sums(trained, [part[inside[fold]] for part in columns]))
+        if self.progress is not None and not half:
+            self.progress(1.0)
         self._held_out, self._in_sample = _joined(held_out), _joined(in_sample)
         self._half = _joined(half) if half else None
         return self
@@ -240,11 +252,12 @@ class InformationEstimator:
 
         Samples are drawn with replacement, with the critics as they are, and the estimate is linearised in its means.
         With ``corrected``, the truth is taken as uniform between the held-out value V and V + L, L being what the
-        critic may lack, and its variance :math:`L^2 / 12` is added. For the lower end L is the in-sample value less V,
-        which is right for a critic that can represent the log ratio. For the upper end there is added
-        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, where :math:`V_{1/2}` is the value of half as many samples: what the
-        critic lacks if that falls as :math:`n^{-1/3}`. So the upper end assumes that it falls at least that fast.
-        Where it does not, as for a dependence that the critic does not begin to find, the truth may be above.
+        critic may lack, and its variance :math:`L^2 / 12` is added. L is the in-sample value less V if the critic can
+        represent the log ratio. That is assumed at the lower end; and at the upper end, too, where no fold's test found
+        anything better than the critic's simplest form (`Critic.alternatives`). Otherwise the upper end adds
+        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, where :math:`V_{1/2}` is the value of half as many samples: the bias that
+        is left if it falls as :math:`n^{-1/3}`. It assumes that it falls at least that fast: of a dependence
+        that the critics do not begin to find, no data tell.
 
         Raises:
             ValueError: the level is not in (0, 1).
@@ -267,7 +280,8 @@ class InformationEstimator:
             return low, high
         z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level)))
         lack = in_sample - held_out
-        most = lack + max(0.0, held_out - half) / (2**SLOWEST_RATE - 1)
+        bias = max(0.0, held_out - half) / (2**SLOWEST_RATE - 1) if self._half is not None else 0.0
+        most = lack + bias
         return (
             held_out + lack / 2 - math.hypot(held_out - low, z * lack / math.sqrt(12)),
             held_out + most / 2 + math.hypot(high - held_out, z * most / math.sqrt(12)),
@@ -279,8 +293,8 @@ class InformationEstimator:
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def _train(self, columns: list[Tensor], number: int, trainings: int) -> tuple[Critic, float]:
-        """A critic trained on these samples, and log E_independent[e^score] on them; which of all trainings it is."""
+    def _train(self, columns: list[Tensor], number: int, trainings: int) -> _Trained:
+        """A critic trained on these samples; which of all trainings it is."""
         options = self.training
         generator = torch.Generator().manual_seed(mix_seed(self.seed, 2, number))
         x, y = columns
@@ -300,7 +314,8 @@ class InformationEstimator:
         critic.eval()
         with torch.no_grad():
             offsets = [log_mean_exp(scores.independent.double()) for scores in self._scores(critic, x, y)]
-        return critic, float(log_mean_exp(torch.stack(offsets)))
+        settled = len(choices) > 1 and critic is choices[0]  # a test found nothing that it lacks
+        return _Trained(critic, float(log_mean_exp(torch.stack(offsets))), not settled)
 
     def _choose(self, choices: Sequence[Critic], x: Tensor, y: Tensor) -> Critic:
         """A weighted mean of critics if its InfoNCE bound here is higher by two standard errors, or the first critic.
@@ -390,14 +405,15 @@ class InformationEstimator:
             part = slice(block * len(x) // blocks, (block + 1) * len(x) // blocks)
             yield _pair_scores(critic, x[part], y[part], shifts, generator)
 
-    def _sums(self, critic: Critic, offset: float, columns: list[Tensor]) -> _Sums:
+    def _sums(self, trained: _Trained, columns: list[Tensor]) -> _Sums:
         """Each sample's share of the two means of terms.
 
         The mean of g(x_i, y_j) over independent pairs is linearised (Hájek projection): sample i has the mean over its
         row, plus that over its column, less the mean over all.
         """
         with torch.no_grad():
-            return _joined([self._shares_of(scores, offset) for scores in self._scores(critic, *columns)])
+            scores = self._scores(trained.critic, columns[0], columns[1])
+            return _joined([self._shares_of(each, trained.offset) for each in scores])
 
     def _shares_of(self, scores: _Scores, offset: float) -> _Sums:
         r = self.estimator.log_ratio(scores.joint.double(), scores.independent.double(), offset)

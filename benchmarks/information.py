@@ -2,15 +2,15 @@
 
     python benchmarks/information.py samples DIR --bmi PYTHON                       # seconds
     PYTHON benchmarks/information_bmi.py estimate DIR --json rivals.json            # minutes for each seed
-    python benchmarks/information.py measure DIR --tasks "gaussian-*" --json results/benchmarks/information-FILE.json
+    python benchmarks/information.py measure DIR --tasks "gaussian-*" --json FILE
     python benchmarks/information.py measure DIR --seeds 1 --only "InfoNCE, separable" --json FILE
     python benchmarks/information.py table FILE ... --figure FILE.svg
 
 PYTHON is an interpreter with the package benchmark-mi (see `information_bmi.py`). Tasks: the staircase of
 20-dimensional Gaussians with 2, 4, 6, 8 and 10 nats, as they are and with y cubed; 22 tasks of `bmi`, of all its
-families; two of our own, also with 1,000 and 20,000 samples in place of 5,000. Estimators run one after the other in one
-thread, and time is that of the processor, since the machine may be busy. Rivals run in the environment of benchmark-mi
-on the same samples.
+families; two of our own, also with 1,000 and 20,000 samples in place of 5,000. Estimators run one after the other in
+one thread, and time is that of the processor, since the machine may be busy. Rivals run in the environment of
+benchmark-mi on the same samples.
 """
 
 from __future__ import annotations

@@ -419,10 +419,11 @@ def test_stacking_halves_independent_errors() -> None:
 def test_the_default_takes_the_joint_network_only_where_it_helps() -> None:
     def chosen(x: Tensor, y: Tensor) -> Critic:
         columns = [prepare(z, "normal", "z") for z in (x, y)]
-        return InformationEstimator(training=Training(steps=200))._train(columns, 0, 1).critic
+        training = Training(steps=100, hidden=32, batch_size=256, check_every=25)
+        return InformationEstimator(training=training)._train(columns, 0, 1).critic
 
-    assert isinstance(chosen(*pairs(0.8, 1500, columns=3)), CopulaCritic)
-    x, y, _ = uniform_noise(1500)
+    assert isinstance(chosen(*pairs(0.8, 1000, columns=3)), CopulaCritic)
+    x, y, _ = uniform_noise(1000)
     stack = chosen(x, y)
     assert isinstance(stack, Stack)
     assert float(stack.weights[1]) > 0.8

@@ -211,8 +211,8 @@ class InformationEstimator:
         n = len(samples[0])
         if len(samples[1]) != n:
             raise ValueError(f"x and y must have as many rows as each other, got {n} and {len(samples[1])}")
-        if n < 16 * self.folds:
-            raise ValueError(f"{n} samples are too few for {self.folds} folds: {16 * self.folds} are the least")
+        if n < 8 * self.folds:
+            raise ValueError(f"{n} samples are too few for {self.folds} folds: {8 * self.folds} are the least")
         columns = [
             prepare(part, self.marginals, name).to(self.device) for part, name in zip(samples, ("x", "y"), strict=True)
         ]

@@ -256,7 +256,7 @@ def task_table(rows: list[dict[str, Any]]) -> str:
         values = [row["value"] for row in own]
         covered = sum(row["low"] <= row["information"] <= row["high"] for row in own)
         line = [
-            title(task), f"{own[0]['information']:.2f}", f"{bias(own):+.3f}", f"{statistics.pstdev(values):.3f}",
+            title(task), f"{own[0]['information']:.2f}", f"{bias(own):+.3f}", f"{statistics.pstdev(values):.3f}" if len(values) > 1 else "",
             f"{covered} of {len(own)}", f"{statistics.fmean(row['high'] - row['low'] for row in own):.3f}",
             f"{statistics.fmean(row['cpu_seconds'] for row in own):.1f}",
         ]  # fmt: skip

@@ -189,7 +189,7 @@ def measure(options: argparse.Namespace) -> None:
                 {
                     "task": task, "seed": seed, "estimator": name, "value": found.value, "low": found.low,
                     "high": found.high, "held_out": found.held_out, "in_sample": found.in_sample,
-                    "half": found.half, "samples": len(data["x"]), "information": float(data["information"]),
+                    "half": None if np.isnan(found.half) else found.half, "samples": len(data["x"]), "information": float(data["information"]),
                     "cpu_seconds": time.process_time() - start,
                 }
             )  # fmt: skip
@@ -256,7 +256,8 @@ def task_table(rows: list[dict[str, Any]]) -> str:
         values = [row["value"] for row in own]
         covered = sum(row["low"] <= row["information"] <= row["high"] for row in own)
         line = [
-            title(task), f"{own[0]['information']:.2f}", f"{bias(own):+.3f}", f"{statistics.pstdev(values):.3f}" if len(values) > 1 else "",
+            title(task), f"{own[0]['information']:.2f}", f"{bias(own):+.3f}",
+            f"{statistics.pstdev(values):.3f}" if len(values) > 1 else "",
             f"{covered} of {len(own)}", f"{statistics.fmean(row['high'] - row['low'] for row in own):.3f}",
             f"{statistics.fmean(row['cpu_seconds'] for row in own):.1f}",
         ]  # fmt: skip

@@ -465,9 +465,9 @@ def test_a_lower_bound_trains_no_critics_of_half_as_many_samples() -> None:
 def test_coverage_where_no_copula_is_gaussian() -> None:
     """Uniform noise, whose density ratio has jumps; a copula alone is 0.1 nats and more below."""
     inside = 0
-    for seed in range(12):
-        x, y, truth = uniform_noise(2000, seed)
+    for seed in range(6):
+        x, y, truth = uniform_noise(1500, seed)
         found = estimate(x, y, seed=seed)
         assert found.value == pytest.approx(truth, abs=0.12)
         inside += found.low <= truth <= found.high
-    assert inside >= 9, inside  # nominal 11.4 of 12
+    assert inside >= 5, inside  # nominal 5.7 of 6

@@ -189,7 +189,8 @@ def measure(options: argparse.Namespace) -> None:
                 {
                     "task": task, "seed": seed, "estimator": name, "value": found.value, "low": found.low,
                     "high": found.high, "held_out": found.held_out, "in_sample": found.in_sample,
-                    "half": None if np.isnan(found.half) else found.half, "samples": len(data["x"]), "information": float(data["information"]),
+                    "half": None if np.isnan(found.half) else found.half, "samples": len(data["x"]),
+                    "information": float(data["information"]),
                     "cpu_seconds": time.process_time() - start,
                 }
             )  # fmt: skip

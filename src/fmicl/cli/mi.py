@@ -39,7 +39,7 @@ class MI:
     marginals: Literal["normal", "standard"] = "normal"
     """What is done to continuous columns first: ranks mapped to a Gaussian, or mean 0 and variance 1."""
     steps: int = 800
-    """Training steps at most, of each of three critics."""
+    """Training steps at most, of each critic."""
     seed: int = 0
     """Seed of folds, weights and batches."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"

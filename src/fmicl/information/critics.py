@@ -7,9 +7,8 @@ critics compute all pairs by one matrix product, which is why they can use every
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
@@ -70,7 +69,7 @@ class Critic(nn.Module):
         """Set parameters that the training samples determine; called once, before training."""
 
     def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:  # noqa: ARG002
-        """Critics of these training samples that are all trained after the start, for early stopping to choose one."""
+        """Critics to train after the start, the simplest first, of which a :class:`Stack` is made if it is better."""
         return (self,)
 
 
@@ -182,9 +181,9 @@ class GaussianKernelCritic(Critic):
         return self.log_mu - self.log_gamma.exp() * (2 - 2 * g @ h.T)
 
 
-@CRITICS.register("joint", summary="One network of both, s([x, y]): any interaction, a pass for each pair.")
+@CRITICS.register("joint", summary="One residual network of both, s([x, y]): any interaction, a pass for each pair.")
 class JointCritic(Critic):
-    """s(x, y) by one network of the concatenated columns.
+    """s(x, y) by one residual network of the concatenated columns and the root mean squares of x and of y.
 
     Example:
         >>> JointCritic(3, 2, 16)(torch.randn(4, 3), torch.randn(4, 2)).shape
@@ -193,12 +192,73 @@ class JointCritic(Critic):
 
     def __init__(self, x_columns: int, y_columns: int, hidden: int = 128) -> None:
         super().__init__()
-        self.network = mlp(x_columns + y_columns, hidden, 1)
+        self.first = nn.Linear(x_columns + y_columns + 2, hidden)
+        self.block = nn.Sequential(nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+        self.last = nn.Linear(hidden, 1)
+        _shrink(self.last)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""
-        scores: Tensor = self.network(torch.cat([x, y], dim=1)).squeeze(1)
+        lengths = [z.square().mean(dim=1, keepdim=True).sqrt() for z in (x, y)]
+        h = self.first(torch.cat([x, y, *lengths], dim=1))
+        scores: Tensor = self.last(F.silu(h + self.block(h))).squeeze(1)
         return scores
+
+
+def _shrink(layer: nn.Linear) -> None:
+    """Start an output layer near 0, so that the scores are about those of independent variables."""
+    with torch.no_grad():
+        layer.weight.mul_(0.1)
+        layer.bias.zero_()
+
+
+class Stack(Critic):
+    """A weighted mean of critics' scores; `fit` finds the weights, on samples that trained none of them (stacking).
+
+    Weights are positive and add up to 1.
+
+    Example:
+        >>> stack = Stack([JointCritic(1, 1, 8), BilinearCritic(1, 1)])
+        >>> stack.weights, stack(torch.zeros(4, 1), torch.zeros(4, 1)).shape
+        (tensor([0.5000, 0.5000]), torch.Size([4]))
+    """
+
+    def __init__(self, critics: Sequence[Critic]) -> None:
+        super().__init__()
+        self.critics = nn.ModuleList(critics)
+        self.weights: Tensor
+        self.register_buffer("weights", torch.full((len(critics),), 1 / len(critics)))
+
+    def each(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of each critic, (N, critics)."""
+        return torch.stack([critic(x, y) for critic in self.critics], dim=1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Scores of the rows' pairs."""
+        return self.each(x, y) @ self.weights
+
+    def fit(self, candidates: Tensor) -> None:
+        """Maximise the mean of :func:`infonce_rows` over the weights.
+
+        Args:
+            candidates: (N, k + 1, critics), scores of each critic; the joint pair of each row first.
+        """
+        logits = torch.zeros(candidates.shape[-1]).to(candidates).requires_grad_()
+        optimiser = torch.optim.LBFGS([logits], max_iter=50, line_search_fn="strong_wolfe")
+
+        def step() -> Tensor:
+            optimiser.zero_grad()
+            loss = -infonce_rows(candidates @ logits.softmax(dim=0)).mean()
+            loss.backward()
+            return loss
+
+        optimiser.step(step)
+        self.weights.copy_(logits.detach().softmax(dim=0))
+
+
+def infonce_rows(candidates: Tensor) -> Tensor:
+    """s_i0 - log mean_j e^(s_ij) of scores (N, k + 1) with the joint pair first, whose mean is the InfoNCE bound."""
+    return candidates[:, 0] - log_mean_exp(candidates, dim=1)
 
 
 @CRITICS.register("copula", summary="Gaussian copula in closed form plus a separable network's correction.")
@@ -214,8 +274,8 @@ class CopulaCritic(Critic):
 
     where w is about standard normal if x is (Wilson and Hilferty, 1931). The first is taken unless another has a larger
     InfoNCE bound on a third of the training samples, by two standard errors; then it is fitted to all of them. If it is
-    not the first, the networks of the correction see its canonical variables in place of the columns, and a critic with
-    the first is trained as well.
+    not the first, the networks of the correction see its canonical variables in place of the columns. The alternative
+    is a :class:`JointCritic`, for what is far from any Gaussian copula, such as jumps.
 
     Example:
         >>> critic = CopulaCritic(1, 1, 16)
@@ -233,9 +293,8 @@ class CopulaCritic(Critic):
         for network in (self.correction.x_network, self.correction.y_network):
             last = network.network[-1]
             assert isinstance(last, nn.Linear)
-            with torch.no_grad():
-                last.weight.mul_(0.1)
-                last.bias.zero_()
+            _shrink(last)
+        self.hidden = hidden
         self.copula: GaussianCopula | None = None
         self.features: Features = FEATURES[0]
 
@@ -253,12 +312,8 @@ class CopulaCritic(Critic):
         self.copula = GaussianCopula.fit(length_features(x, self.features), length_features(y, self.features))
 
     def alternatives(self, x: Tensor, y: Tensor) -> tuple[Critic, ...]:
-        """This one, and the copula of the columns alone."""
-        if self.features == FEATURES[0]:
-            return (self,)
-        plain = copy.deepcopy(self)
-        plain.features, plain.copula = FEATURES[0], GaussianCopula.fit(x, y)
-        return self, plain
+        """This one, and a network of both variables without a copula."""
+        return self, JointCritic(x.shape[1], y.shape[1], self.hidden).to(x.device)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Scores of the rows' pairs."""

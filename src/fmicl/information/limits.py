@@ -80,10 +80,10 @@ def largest_bound(
 
 
 def warnings_of(divergence: Divergence, estimates: Mapping[str, Estimate], samples: int) -> list[str]:
-    """What a user should know before quoting these estimates: too few samples, beyond the limit, disagreement.
+    """What a user should know before quoting these: too few samples, beyond the limit, still learning, disagreement.
 
     Example:
-        >>> low, high = Estimate(1.0, 0.9, 1.1, 1.0, 1.0), Estimate(2.0, 1.9, 2.1, 2.0, 2.0)
+        >>> low, high = Estimate(1.0, 0.9, 1.1, 1.0, 1.0, 1.0), Estimate(2.0, 1.9, 2.1, 2.0, 2.0, 2.0)
         >>> len(warnings_of(make_divergence("kl"), {"nwj": low, "infonce": high}, 5000))
         1
     """
@@ -101,6 +101,12 @@ def warnings_of(divergence: Divergence, estimates: Mapping[str, Estimate], sampl
             f"an estimate of {max(values):.2f} is above {limit:.2f}, the information of {samples} pairs that never "
             "repeat: from so few samples it rests on the critic's form, not on the samples alone"
         )
+    learning = [f"{name} by {each.held_out - each.half:.2f}" for name, each in estimates.items() if _learning(each)]
+    if learning:
+        found.append(
+            f"critics of all samples are above those of half as many ({', '.join(learning)}) by more than variance "
+            "explains: they have not found the whole dependence yet, and the upper end rests on how fast they learn"
+        )
     names = list(estimates)
     apart = [
         (a, b)
@@ -112,3 +118,8 @@ def warnings_of(divergence: Divergence, estimates: Mapping[str, Estimate], sampl
         pairs = ", ".join(f"{a} and {b}" for a, b in apart)
         found.append(f"the intervals of {pairs} are disjoint: at least one is biased, so trust none of them blindly")
     return found
+
+
+def _learning(found: Estimate) -> bool:
+    """Whether more samples gain more than in-sample optimism, twice what they gain a critic that can be right."""
+    return found.held_out - found.half > found.in_sample - found.held_out > 0

@@ -255,9 +255,9 @@ class InformationEstimator:
         critic may lack, and its variance :math:`L^2 / 12` is added. L is the in-sample value less V if the critic can
         represent the log ratio. That is assumed at the lower end; and at the upper end, too, where no fold's test found
         anything better than the critic's simplest form (`Critic.alternatives`). Otherwise the upper end adds
-        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, where :math:`V_{1/2}` is the value of half as many samples: the bias that
-        is left if it falls as :math:`n^{-1/3}`. It assumes that it falls at least that fast: of a dependence
-        that the critics do not begin to find, no data tell.
+        :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, where :math:`V_{1/2}` is the value of half as many samples, or 0 where
+        that is negative, as no information is: the bias that is left if it falls as :math:`n^{-1/3}`. It assumes that
+        it falls at least that fast: of a dependence that the critics do not begin to find, no data tell.
 
         Raises:
             ValueError: the level is not in (0, 1).
@@ -280,7 +280,7 @@ class InformationEstimator:
             return low, high
         z = math.sqrt(2) * float(torch.special.erfinv(torch.tensor(level)))
         lack = in_sample - held_out
-        bias = max(0.0, held_out - half) / (2**SLOWEST_RATE - 1) if self._half is not None else 0.0
+        bias = max(0.0, held_out - max(0.0, half)) / (2**SLOWEST_RATE - 1) if self._half is not None else 0.0
         most = lack + bias
         return (
             held_out + lack / 2 - math.hypot(held_out - low, z * lack / math.sqrt(12)),

@@ -446,6 +446,7 @@ def test_the_interval_is_that_of_a_uniform_law() -> None:
     low, high = interval_of(1.0, 1.0, 1.3 - 0.3 * 2 ** (1 / 3))
     assert (low, high) == pytest.approx((1.0, 1.15 + z * 0.3), abs=1e-5)
     assert interval_of(1.0, 1.2, 1.4) == interval_of(1.0, 1.2, 1.0), "half as many samples may be better by chance"
+    assert interval_of(1.0, 1.2, -9.0) == interval_of(1.0, 1.2, 0.0), "no information is negative"
 
 
 def test_a_critic_that_is_still_learning_is_reported() -> None:

@@ -266,7 +266,9 @@ def _check_convex(f: Callable[[Tensor], Tensor], u: Tensor, name: str) -> float:
     u, values = u[inside], values[inside]
     slopes = _slope(f, u)
     secants = values.diff() / u.diff()
-    noise = 1e-14 * (values[1:].abs() + values[:-1].abs()) / u.diff() + 1e-9 * secants.abs() + 1e-12
+    # of the terms that f adds up, which may cancel: as large as f is around 1
+    size = values.abs().clamp(min=float(values[u.log().abs() <= 1].abs().max()))
+    noise = 1e-14 * (size[1:] + size[:-1]) / u.diff() + 1e-9 * secants.abs() + 1e-12
     # f' must not decrease from one point to the next, and the slope of the secant must lie between the two: that shows
     # the jumps and kinks that automatic differentiation misses.
     falls = slopes[1:] < slopes[:-1] - 1e-9 * (slopes[:-1].abs() + slopes[1:].abs()) - 1e-12

@@ -20,7 +20,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
 }
 SMALL: dict[str, dict[str, Any]] = {
     "SwAV": {"prototypes": 100},
-    "Barlow Twins": {"barlow_scale": 0.1, "learning_rate": 0.05, "dim": 512},
+    "Barlow Twins": {"barlow_scale": 0.1, "learning_rate": 0.05, "hidden": 512, "dim": 512},
     "VICReg": {"learning_rate": 0.05},
 }
 """What digits need in addition: few prototypes; wide embeddings, and small steps for losses of a large scale."""

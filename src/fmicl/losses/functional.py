@@ -227,7 +227,7 @@ def fmicl_terms(
     require_alpha(alpha, shift)
     similarity = make_similarity(similarity, gamma, mu)
     if shift is not None and type(divergence) is not KL and options.get("precision", "auto") == "auto":
-        options["precision"] = "high"  # rounding to bfloat16 can change the weights of the closest pairs by a quarter
+        options["precision"] = "high"  # the weights of the closest pairs are sensitive to rounding
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
     )

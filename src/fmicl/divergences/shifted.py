@@ -127,7 +127,7 @@ class ShiftedCritic:
         return kind.conjugate(t), kind.conjugate_derivative(t) * self.critic.score_slope(exact)
 
     def _distance(self, z: Tensor) -> Tensor:
-        """Z - z_0, 0 for a tie."""
+        """The difference z - z_0; 0 for a tie."""
         distance = z - self.closest
         return distance.add_((F.hardshrink(distance, float(self.tie)) - distance).detach())
 
@@ -255,7 +255,7 @@ class VLCForm(ShiftedForm):
         return self._value(q_v), slope
 
     def _attained(self, e: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q, q_v and 1 - q_v^2."""
+        """The values q, q_v and 1 - q_v^2."""
         closest, far, near, square, rest = self.scalars
         q = (e * closest).add_(1).reciprocal()
         less = (1 - e).mul_(near).mul(q).mul(q + far)  # q^2 - q_0^2

@@ -23,10 +23,12 @@ k and the number of rows of each process must be even.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from fmicl.utils.learnable import Scalar
@@ -71,6 +73,18 @@ class Normaliser(NamedTuple):
 
     value: Tensor
     gradient: Tensor
+
+    def shares(self) -> Tensor:
+        """g e^-L, which times e^z is a pair's weight, where the scale `is_moderate`."""
+        return self.gradient * torch.exp(-self.value)
+
+
+def is_moderate(scale: float, dtype: torch.dtype) -> bool:
+    """Whether e^z of unit rows neither overflows nor underflows, so that no maximum must be subtracted from z first.
+
+    Half of the exponent's range is left for rows that aren't exactly unit and for sums of many terms.
+    """
+    return abs(scale) < -math.log(torch.finfo(dtype).tiny) / 2
 
 
 class Backend(Protocol):

@@ -153,10 +153,19 @@ def weigh(
 ):  # fmt: skip
     """Penalties of a tile of z, and its slopes: the weights of the columns in the rows' gradient.
 
-    For KIND "softmax" the weights are those of log-sum-exps over rows and over columns, and there is no penalty. The
-    scalars of a shifted KIND come in place of row_value, with BY_ROW.
+    For the softmax kinds the weights are those of log-sum-exps over rows and over columns, and there is no penalty:
+    g_i 2^(z - v_i) + g_j 2^(z - v_j). "softmax" reads g 2^-v in place of v, and needs one power for both. The scalars
+    of a shifted KIND come in place of row_value, with BY_ROW.
     """
     if KIND == "softmax":
+        share = tl.zeros_like(z)
+        if BY_ROW:
+            share += tl.load(row_value + rows, mask=rows < n, other=0.0)[:, None]
+        if BY_COLUMN:
+            share += tl.load(column_value + columns, mask=columns < m, other=0.0)[None, :]
+        weight = share * tl.exp2(z)
+        return weight, weight
+    elif KIND == "softmax_wide":
         weight = tl.zeros_like(z)
         if BY_ROW:
             value = tl.load(row_value + rows, mask=rows < n, other=0.0)
@@ -228,7 +237,7 @@ def sweep_pairs(
             z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
         if KIND == "largest":
             total = tl.maximum(total, tl.max(penalty, 1))
-        elif KIND != "softmax":
+        elif (KIND != "softmax") & (KIND != "softmax_wide"):
             total += total_of(penalty, z, KIND)
         if GRADIENT:
             accumulator = multiply(slope.to(k.dtype), k, accumulator, PRECISE)
@@ -276,7 +285,7 @@ def fused_pairs(
         row_value, row_gradient, column_value, column_gradient,
         KIND, BY_ROW, BY_COLUMN, BN, True, PAIRED, GRADIENT, PRECISE,
     )  # fmt: skip
-    if KIND != "softmax":
+    if (KIND != "softmax") & (KIND != "softmax_wide"):
         tl.store(total_ptr + part.to(tl.int64) * n + rows, total * weight, mask=rows < n)
     if GRADIENT:
         dims = tl.arange(0, BD)
@@ -329,7 +338,7 @@ def tile_weights(
         z, penalty, slope = leave_out(z, penalty, slope, keep, KIND)
     if KIND == "largest":
         tl.store(total_ptr + total0 + program, tl.max(penalty))
-    elif KIND != "softmax":
+    elif (KIND != "softmax") & (KIND != "softmax_wide"):
         tl.store(total_ptr + total0 + program, weight * tl.sum(total_of(penalty, z, KIND), 0))
     if GRADIENT:
         weights_desc.store([block * BM, part * BN], slope.to(weights_desc.dtype))
@@ -385,9 +394,12 @@ def apply_weights(
 def sweep_logsumexp(
     peak, total, q, x_desc, columns_desc, row, rows, low, high, d, scale, skip,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, MASK: tl.constexpr,
-    PAIRED: tl.constexpr, PRECISE: tl.constexpr,
+    PAIRED: tl.constexpr, MODERATE: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """Add columns low..high to each row's running maximum and sum of powers of two; q holds the rows if HELD."""
+    """Add columns low..high to each row's sum of powers of two and, unless MODERATE, to its running maximum.
+
+    q holds the rows if HELD.
+    """
     for j in range(low, high, BN):
         if HELD:
             c = multiply(q, tl.trans(columns_desc.load([j, 0])), tl.zeros((BM, BN), tl.float32), PRECISE)
@@ -398,10 +410,13 @@ def sweep_logsumexp(
             columns = j + tl.arange(0, BN)
             keep = (columns[None, :] < high) & kept(rows, columns, skip, PAIRED)
             z = tl.where(keep, z, -float("inf"))
-        higher = tl.maximum(peak, tl.max(z, 1))
-        safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have no pairs so far
-        total = total * tl.exp2(peak - safe) + tl.sum(tl.exp2(z - safe[:, None]), 1)
-        peak = higher
+        if MODERATE:
+            total += tl.sum(tl.exp2(z), 1)
+        else:
+            higher = tl.maximum(peak, tl.max(z, 1))
+            safe = tl.where(higher == -float("inf"), 0.0, higher)  # a row may have no pairs so far
+            total = total * tl.exp2(peak - safe) + tl.sum(tl.exp2(z - safe[:, None]), 1)
+            peak = higher
     return peak, total
 
 
@@ -409,17 +424,17 @@ def sweep_logsumexp(
 def fused_logsumexp(
     x_desc, columns_desc, result_ptr, n, m, d, scale, skip, share,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, SKIP: tl.constexpr,
-    PAIRED: tl.constexpr, PRECISE: tl.constexpr,
+    PAIRED: tl.constexpr, MODERATE: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """A block of BM rows with its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units.
 
-    HELD rows are loaded once, with BK their whole depth.
+    HELD rows are loaded once, with BK their whole depth. MODERATE powers need no maximum taken out.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     row = block * BM
     rows = row + tl.arange(0, BM)
     q = x_desc.load([row, 0]) if HELD else rows
-    peak = tl.full((BM,), -float("inf"), tl.float32)
+    peak = tl.full((BM,), 0.0 if MODERATE else -float("inf"), tl.float32)
     total = tl.zeros((BM,), tl.float32)
     start = part * share
     end = tl.minimum(m, start + share)
@@ -429,20 +444,20 @@ def fused_logsumexp(
         first, last = tiles_to_mask(block, start, full, skip, BM, BN)
     peak, total = sweep_logsumexp(
         peak, total, q, x_desc, columns_desc, row, rows, start, first, d, scale, skip,
-        BM, BN, BK, HELD, False, PAIRED, PRECISE,
+        BM, BN, BK, HELD, False, PAIRED, MODERATE, PRECISE,
     )  # fmt: skip
     if SKIP:
         peak, total = sweep_logsumexp(
             peak, total, q, x_desc, columns_desc, row, rows, first, last, d, scale, skip,
-            BM, BN, BK, HELD, True, PAIRED, PRECISE,
+            BM, BN, BK, HELD, True, PAIRED, MODERATE, PRECISE,
         )  # fmt: skip
         peak, total = sweep_logsumexp(
             peak, total, q, x_desc, columns_desc, row, rows, last, full, d, scale, skip,
-            BM, BN, BK, HELD, False, PAIRED, PRECISE,
+            BM, BN, BK, HELD, False, PAIRED, MODERATE, PRECISE,
         )  # fmt: skip
     peak, total = sweep_logsumexp(
         peak, total, q, x_desc, columns_desc, row, rows, full, end, d, scale, skip,
-        BM, BN, BK, HELD, True, PAIRED, PRECISE,
+        BM, BN, BK, HELD, True, PAIRED, MODERATE, PRECISE,
     )  # fmt: skip
     result = 0.6931471805599453 * (peak + tl.log2(total))  # log 2: to natural units
     tl.store(result_ptr + part.to(tl.int64) * n + rows, result, mask=rows < n)

@@ -24,7 +24,7 @@ from fmicl.divergences import (
 from fmicl.divergences.critic import Critic
 from fmicl.divergences.shifted import AttainedRatio, JeffreyForm, JSForm, LogForm, ShiftedCritic, VLCForm
 from fmicl.divergences.skewed import Skewed
-from fmicl.kernels.backend import PairFunction, Square
+from fmicl.kernels.backend import PairFunction, Square, is_moderate
 
 LOG2E = math.log2(math.e)
 _SUPPORTED = {JS, KL, VLC, Jeffrey, Neyman, Pearson, ReverseKL, Skewed, SquaredHellinger, Tsallis, Weighted}
@@ -46,6 +46,20 @@ class Lowered(NamedTuple):
     order: float = 2.0
     scalars: Tensor | None = None
     """Of a shifted kind, on the device: what `device.shifted_penalty_and_slope` reads."""
+
+
+SOFTMAX_KINDS = ("softmax", "softmax_wide")
+
+
+def lower_softmax(scale: float) -> Lowered:
+    """The weights of log-sum-exps of scale * c: "softmax" where e^(scale c) can be taken as it is.
+
+    Example:
+        >>> lower_softmax(2.0).kind, lower_softmax(100.0).kind
+        ('softmax', 'softmax_wide')
+    """
+    kind = "softmax" if is_moderate(scale, torch.float32) else "softmax_wide"
+    return Lowered(kind, 0.0, LOG2E * scale, scale)
 
 
 def lower(function: PairFunction) -> Lowered | None:

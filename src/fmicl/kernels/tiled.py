@@ -8,14 +8,13 @@ columns: 3 N^2 d.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
-from fmicl.kernels.backend import Normaliser, PairFunction
+from fmicl.kernels.backend import Normaliser, PairFunction, is_moderate
 from fmicl.utils.numerics import exact_matmul
 
 # Rows and columns of a tile: large enough for the full rate of matrix products, small enough that the few arrays of
@@ -261,14 +260,6 @@ def logsumexp_rows(x: Tensor, columns: Tensor, scale: float, skip: int | None, p
     return peak + total.log()
 
 
-def is_moderate(scale: float, dtype: torch.dtype) -> bool:
-    """Whether e^z of unit rows neither overflows nor underflows, so that no maximum must be subtracted from z first.
-
-    Half of the exponent's range is left for rows that aren't exactly unit and for sums of many terms.
-    """
-    return abs(scale) < -math.log(torch.finfo(dtype).tiny) / 2
-
-
 def _terms(z: Tensor, skip: int | None, rows: slice, columns: slice, paired: bool) -> Tensor:
     """e^z in place, 0 for skipped pairs."""
     z.exp_()
@@ -304,39 +295,59 @@ def logsumexp_gradient(
     if rows is None and others is None:
         raise ValueError("a gradient needs normalisers of rows, of columns or of both; got neither")
     tiles = _Tiles(x, columns, 0.0, scale)
-    spare = torch.empty_like(tiles.buffer)
+    weigh = _SoftmaxWeights(tiles, scale, rows, others)
     grad = torch.zeros_like(tiles.x)
     for i, j, z in tiles:
-        weight = _softmax_weights(z, rows, others, i, j, spare)
+        weight = weigh(z, i, j)
         for skipped in _skipped(weight, skip, i, j, paired):
             skipped.zero_()
         grad[i].addmm_(weight, tiles.columns[j], alpha=scale)
     return grad
 
 
-def _softmax_weights(
-    z: Tensor, rows: Normaliser | None, others: Normaliser | None, i: slice, j: slice, spare: Tensor
-) -> Tensor:
-    """g_i e^(z_ij - L_i) [rows] + g_j e^(z_ij - L_j) [others] of a tile, in place; `spare` is as large as the tile."""
-    by_column = None
-    if others is not None:
-        out = z if rows is None else spare[: z.numel()].view_as(z)
-        by_column = torch.sub(z, others.value[None, j], out=out).exp_().mul_(others.gradient[None, j])
-    if rows is None:
-        assert by_column is not None
-        return by_column
-    weight = z.sub_(rows.value[i, None]).exp_().mul_(rows.gradient[i, None])
-    return weight if by_column is None else weight.add_(by_column)
+class _SoftmaxWeights:
+    """g_i e^(z_ij - L_i) [rows] + g_j e^(z_ij - L_j) [others] of a tile, in place.
+
+    Where the scale `is_moderate`, e^z (g_i e^-L_i + g_j e^-L_j): one exponential a pair.
+    """
+
+    def __init__(self, tiles: _Tiles, scale: float, rows: Normaliser | None, others: Normaliser | None) -> None:
+        self.rows, self.others = rows, others
+        self.shares: tuple[Tensor | None, Tensor | None] | None = None
+        if is_moderate(scale, tiles.x.dtype):
+            of_rows = None if rows is None else rows.shares()
+            of_others = of_rows if others is rows else None if others is None else others.shares()
+            self.shares = of_rows, of_others
+        self.spare = tiles.x if rows is None or others is None else torch.empty_like(tiles.buffer)
+
+    def __call__(self, z: Tensor, i: slice, j: slice) -> Tensor:
+        rows, others = self.rows, self.others
+        out = z if rows is None or others is None else self.spare[: z.numel()].view_as(z)
+        if self.shares is not None:
+            of_rows, of_others = self.shares
+            z.exp_()
+            if of_others is None:
+                assert of_rows is not None
+                return z.mul_(of_rows[i, None])
+            return z.mul_(of_others[j] if of_rows is None else torch.add(of_rows[i, None], of_others[j], out=out))
+        by_column = None
+        if others is not None:
+            by_column = torch.sub(z, others.value[j], out=out).exp_().mul_(others.gradient[j])
+        if rows is None:
+            assert by_column is not None
+            return by_column
+        weight = z.sub_(rows.value[i, None]).exp_().mul_(rows.gradient[i, None])
+        return weight if by_column is None else weight.add_(by_column)
 
 
 @_exact
 def logsumexp_symmetric(x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False) -> Tensor:
     """Gradient in x of the log-sum-exps of x with itself: tiles above the diagonal count for rows and columns."""
     tiles = _Tiles(x, None, 0.0, scale)
-    spare = torch.empty_like(tiles.buffer)
+    weigh = _SoftmaxWeights(tiles, scale, rows, rows)
     grad = torch.zeros_like(tiles.x)
     for i, j, z in tiles:
-        weight = _softmax_weights(z, rows, rows, i, j, spare)
+        weight = weigh(z, i, j)
         for skipped in _skipped(weight, skip, i, j, paired):
             skipped.zero_()
         grad[i].addmm_(weight, tiles.x[j], alpha=scale)
@@ -352,8 +363,9 @@ def logsumexp_both(
     """Gradient of the rows' log-sum-exps in the rows and in the columns, from the same tiles."""
     tiles = _Tiles(x, columns, 0.0, scale)
     grad_x, grad_columns = torch.zeros_like(tiles.x), torch.zeros_like(tiles.columns)
+    weigh = _SoftmaxWeights(tiles, scale, rows, None)
     for i, j, z in tiles:
-        weight = z.sub_(rows.value[i, None]).exp_().mul_(rows.gradient[i, None])
+        weight = weigh(z, i, j)
         for skipped in _skipped(weight, skip, i, j):
             skipped.zero_()
         grad_x[i].addmm_(weight, tiles.columns[j], alpha=scale)

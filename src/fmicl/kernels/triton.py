@@ -15,8 +15,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from fmicl.kernels import device
-from fmicl.kernels.backend import Normaliser, PairFunction
-from fmicl.kernels.lowering import LOG2E, Lowered, lower
+from fmicl.kernels.backend import Normaliser, PairFunction, is_moderate
+from fmicl.kernels.lowering import LOG2E, SOFTMAX_KINDS, Lowered, lower, lower_softmax
 from fmicl.utils.triton import interpreting, launch, multiprocessors
 
 _NO_SKIP = 2**30  # an offset that no pair has
@@ -54,6 +54,7 @@ _FUSED_128 = {
     "js": _Shape(64, 128, 4, 3),
     "vlc": _Shape(64, 64, 4, 3),
     "softmax": _Shape(64, 64, 4, 3),
+    "softmax_wide": _Shape(64, 64, 4, 3),
 }
 
 
@@ -134,7 +135,8 @@ class TritonBackend:
             _descriptor(x, shape.rows, depth), _descriptor(columns, shape.columns, depth), result, n, m, d,
             LOG2E * scale, _NO_SKIP if skip is None else skip, share,
             BM=shape.rows, BN=shape.columns, BK=depth, HELD=held, SKIP=skip is not None, PAIRED=paired,
-            PRECISE=not self.fast, num_warps=shape.warps, num_stages=shape.stages,
+            MODERATE=is_moderate(scale, torch.float32), PRECISE=not self.fast,
+            num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
         return result[0] if parts == 1 else result.logsumexp(dim=0)
 
@@ -152,7 +154,7 @@ class TritonBackend:
         paired: bool = False,
     ) -> Tensor:
         """Gradient in the rows x of log-sum-exps over rows and over columns."""
-        lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
+        lowered = lower_softmax(scale)
         _, grad = self.lowered_pairs(x, columns, lowered, skip, True, rows, others, paired)
         assert grad is not None
         return grad
@@ -162,7 +164,7 @@ class TritonBackend:
     ) -> tuple[Tensor, Tensor]:
         """Gradient of the rows' log-sum-exps in the rows and in the columns."""
         if self.shares_slopes(x):
-            lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
+            lowered = lower_softmax(scale)
             _, grad_x, grad_columns = self.lowered_both(x, columns, lowered, skip, rows)
             return grad_x, grad_columns
         mirrored = None if skip is None else -skip
@@ -175,7 +177,7 @@ class TritonBackend:
         self, x: Tensor, scale: float, skip: int | None, rows: Normaliser, paired: bool = False
     ) -> Tensor:
         """Gradient in x of the log-sum-exps of x with itself."""
-        lowered = Lowered("softmax", 0.0, LOG2E * scale, slope=scale)
+        lowered = lower_softmax(scale)
         _, grad = self.lowered_pairs(x, None, lowered, skip, True, rows, rows, paired)
         assert grad is not None
         return grad
@@ -287,9 +289,10 @@ class TritonBackend:
         return summed, grad[0] if parts == 1 else grad.sum(dim=0)
 
     def _steps(self, n: int) -> _Steps:
-        side = min(2048, _SIDE) if n <= 8192 else _SIDE  # for small batches, a buffer about the size of the gradient
+        # three tiles up to 8,192 rows, since launches take longer than the work, and then as many as the cache needs
+        side = min(_SIDE, 2048 if n <= 4096 else 4096 if n <= 8192 else _SIDE)
         if not self.fast:
-            return _Steps(64, 64, 32, side // 2, 4, 3)
+            return _Steps(64, 64, 32, side, 4, 3)
         return _Steps(64, 64, 64, side, 4, 3) if n <= _FEW else _Steps(128, 128, 64, side, 4, 3)
 
     def _two_steps(
@@ -378,24 +381,29 @@ def _vectors(
 ) -> tuple[tuple[Tensor, ...], bool]:
     """The vectors that a kernel reads, and whether it reads the first ones.
 
-    These are values in units of log 2, and gradients, of rows and of columns; or the scalars of a shifted kind.
+    These are values in units of log 2, and gradients, of rows and of columns; for "softmax" their `shares`; or the
+    scalars of a shifted kind.
     """
     if lowered.scalars is not None:
         return (lowered.scalars, unused, unused, unused), True
-    of_rows = _in_units_of_log2(rows, unused)
-    of_columns = of_rows if others is rows else _in_units_of_log2(others, unused)
+    of_rows = _of_side(lowered.kind, rows, unused)
+    of_columns = of_rows if others is rows else _of_side(lowered.kind, others, unused)
     return (*of_rows, *of_columns), rows is not None
 
 
-def _in_units_of_log2(given: Normaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
-    return (unused, unused) if given is None else ((LOG2E * given.value).float(), given.gradient.contiguous())
+def _of_side(kind: str, given: Normaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
+    if given is None:
+        return unused, unused
+    if kind == "softmax":
+        return given.shares().float(), unused
+    return (LOG2E * given.value).float(), given.gradient.contiguous()
 
 
 def _summed(totals: Tensor, lowered: Lowered) -> Tensor:
     """Sum in float64, or the largest; a softmax has no total."""
     if lowered.kind == "largest":
         return totals.max()
-    return totals if lowered.kind == "softmax" else totals.sum(dtype=torch.float64)
+    return totals if lowered.kind in SOFTMAX_KINDS else totals.sum(dtype=torch.float64)
 
 
 def _with_constant(total: Tensor, lowered: Lowered, n: int, m: int, skip: int | None) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fmicl.divergences.critic import Critic
 from fmicl.kernels.backend import Normaliser
-from fmicl.kernels.lowering import LOG2E, Lowered, LoweredScore, lower, lower_score
+from fmicl.kernels.lowering import LOG2E, Lowered, LoweredScore, lower, lower_score, lower_softmax
 from fmicl.utils.triton import CachedLaunch, interpreting, multiprocessors
 
 # rows^2 * width up to which pairs are summed by this module's kernels, for bfloat16 and float32: measured on an H200
@@ -169,7 +169,7 @@ class ViewLossPlan:
         penalty = loss.penalty
         both_orders = 1 if self.two_sided else 2
         if self.softmax:
-            self.lowered = penalty._replace(slope=loss.scale / anchors)
+            self.lowered = lower_softmax(loss.scale)._replace(slope=loss.scale / anchors)
         else:
             self.lowered = penalty._replace(gain=1.0, slope=both_orders * penalty.slope * loss.alpha / count)
 

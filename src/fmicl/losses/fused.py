@@ -24,6 +24,7 @@ from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
 from fmicl.divergences.critic import Critic
 from fmicl.kernels import tiled
+from fmicl.kernels.backend import is_moderate
 from fmicl.kernels.lowering import lower_score
 from fmicl.kernels.transforms import in_transforms, is_batched
 from fmicl.losses.pairing import ComputeOptions, check_options
@@ -265,7 +266,7 @@ class _InfoNCE(_Loss):
     def __init__(self, negatives: Negatives, options: ComputeOptions, temperature: float, decoupled: bool) -> None:
         super().__init__(negatives, options)
         self.temperature, self.scale, self.decoupled = temperature, 1 / temperature, decoupled
-        self.supports_cpu = tiled.is_moderate(self.scale, torch.float32)
+        self.supports_cpu = is_moderate(self.scale, torch.float32)
 
     def lowered(self) -> Any:
         from fmicl.kernels.views import ViewLoss

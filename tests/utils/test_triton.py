@@ -40,7 +40,7 @@ class Kernel:
 def test_launch_runs_or_compiles() -> None:
     kernel, x = Kernel(), torch.zeros(32)
     launch(kernel, (3,))(x, 5, BLOCK=16)
-    assert kernel.launched == [((3,), (x, 5), {"BLOCK": 16})]
+    assert kernel.launched == [((3, 1, 1), (x, 5), {"BLOCK": 16})]
     with compile_in_parallel():
         launch(kernel, (4,))(x, 5, BLOCK=16)
     assert kernel.compiled == [((4,), (x, 5), {"BLOCK": 16})]

@@ -25,6 +25,18 @@ def reciprocal(u):
 
 
 @triton.jit
+def reciprocal_of_sum(e):
+    """1 / (1 + e) for 0 <= e <= 1 to 3e-4, a seventh of bfloat16's rounding: the best polynomial of degree 4.
+
+    The special-function unit then has one power a pair to compute, as for KL.
+    """
+    r = -0.532857597 + 0.152245015 * e
+    r = 0.865893543 + r * e
+    r = -0.984834969 + r * e
+    return 0.999702632 + r * e
+
+
+@triton.jit
 def log_lambert_w(s):
     """L with e^L + L = 1 + s by Newton's method from above, as in fmicl.divergences.special."""
     bound = tl.minimum(0.5 * s, s + 1)
@@ -40,7 +52,8 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
     """Penalty and slope of a KIND of `lowering.lower`, up to the factors and constants that it returns.
 
     Kinds with exponentials take z in units of log 2, as the hardware has only exp2 and log2. The penalty of "js",
-    log2(1 + 2^z), is returned without its logarithm, as the factor 1 + 2^-|z| of a product: see `total_of`.
+    log2(1 + 2^z), is returned without its logarithm, as the factor 1 + 2^-|z| of a product: see `total_of`. "js_below"
+    and "vlc_below" are faster, and for z <= 0.
     """
     if KIND == "exp":
         e = tl.exp2(z)
@@ -68,7 +81,15 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         large = reciprocal(1 + e)
         small = e * large
         s, q = tl.where(z >= 0, small, large), tl.where(z >= 0, large, small)  # not 1 - s, which cancels
-        return s * (4 * s - 8), 8 * s * q * q
+        return q * q, s * q * q
+    elif KIND == "js_below":
+        e = tl.exp2(z)
+        return 1 + e, e * reciprocal_of_sum(e)
+    elif KIND == "vlc_below":
+        e = tl.exp2(z)
+        s = reciprocal_of_sum(e)
+        square = (e * s) * (e * s)
+        return square, s * square
     # free critics with an unbounded domain: the conjugate itself
     elif KIND == "free_pearson":
         t = tl.maximum(z, -2, propagate_nan=tl.PropagateNan.ALL)
@@ -133,15 +154,18 @@ def times(a, b):
 def total_of(penalty, z, KIND: tl.constexpr):
     """Sum of the penalties of each row of a tile.
 
-    "js" takes one logarithm of the product of all columns of a tile. Each factor lies between 1 and 2, so a product of
-    128 columns is infinite only at 2^128, where all factors are 2. The largest float replaces it, whose logarithm
-    rounds to 128. (A minimum would hide NaN.)
+    The kinds of JS take one logarithm of the product of all columns of a tile. Each factor lies between 1 and 2, so a
+    product of 128 columns is infinite only at 2^128, where all factors are 2. The largest float replaces it, whose
+    logarithm rounds to 128. (A minimum would hide NaN.)
     """
-    if KIND == "js":
+    if KIND == "js" or KIND == "js_below":
         tl.static_assert(penalty.shape[1] <= 128)
         product = tl.reduce(penalty, 1, times)
         product = tl.where(product == float("inf"), 3.4028234663852886e38, product)
-        return 0.6931471805599453 * (tl.sum(tl.maximum(z, 0), 1) + tl.log2(product))
+        logarithm = tl.log2(product)
+        if KIND == "js":
+            logarithm += tl.sum(tl.maximum(z, 0), 1)
+        return 0.6931471805599453 * logarithm
     else:
         return tl.sum(penalty, 1)
 
@@ -185,7 +209,7 @@ def weigh(
 @triton.jit
 def leave_out(z, penalty, slope, keep, KIND: tl.constexpr):
     """Replace pairs that aren't kept by values that add nothing."""
-    neutral = 1.0 if KIND == "js" else -float("inf") if KIND == "largest" else 0.0
+    neutral = 1.0 if KIND == "js" or KIND == "js_below" else -float("inf") if KIND == "largest" else 0.0
     return tl.where(keep, z, 0.0), tl.where(keep, penalty, neutral), tl.where(keep, slope, 0.0)
 
 

@@ -124,7 +124,7 @@ def _lower(divergence: Divergence, offset: float, scale: float, free: bool) -> L
         case JS():
             return Lowered("js", LOG2E * offset, LOG2E * scale, scale, constant=-math.log(2))
         case VLC():
-            return Lowered("vlc", LOG2E * offset, LOG2E * scale, scale, constant=3.0)
+            return Lowered("vlc", LOG2E * offset, LOG2E * scale, 8 * scale, gain=4.0, constant=-1.0)
         case Jeffrey() if not free:
             return Lowered("jeffrey", LOG2E * offset, LOG2E * scale, scale, constant=-1.0)
         case Pearson():

@@ -47,15 +47,20 @@ class _Steps(NamedTuple):
 
 # Tuned on an H200 at N = 65,536. Kinds not listed need more warps, to keep registers from spilling.
 _FUSED_128 = {
-    "exp": _Shape(128, 64, 4, 3),
+    "exp": _Shape(64, 128, 4, 3),
     "linear": _Shape(128, 64, 4, 3),
     "square": _Shape(128, 64, 4, 3),
     "jeffrey": _Shape(128, 64, 4, 3),
-    "js": _Shape(64, 128, 4, 3),
+    "js": _Shape(64, 128, 4, 2),
+    "js_below": _Shape(64, 128, 4, 3),
     "vlc": _Shape(64, 64, 4, 3),
-    "softmax": _Shape(64, 64, 4, 3),
-    "softmax_wide": _Shape(64, 64, 4, 3),
+    "vlc_below": _Shape(64, 128, 4, 3),
+    "softmax": _Shape(128, 64, 4, 3),
+    "softmax_wide": _Shape(64, 128, 4, 2),
 }
+_HELD = _Shape(128, 64, 8, 3)  # of a log-sum-exp that reads its rows once
+_BELOW = ("js", "vlc")  # kinds with a faster one for z <= 0
+_ROUNDING = 1e-6  # of an offset that cancels a scale
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,7 @@ class TritonBackend:
         x, columns = self._operand(x), self._operand(columns)
         n, m, d = len(x), len(columns), x.shape[1]
         held = self.fast and d <= _FUSED_DEPTH
-        shape = self._held_shape(d) if held else _Shape(128, 128, 8, 3) if self.fast else _Shape(64, 64, 4, 3)
+        shape = _HELD if held else _Shape(128, 128, 8, 3)
         depth = 1 << (d - 1).bit_length() if held else 64 if self.fast else 32
         blocks = _blocks(n, shape.rows)
         parts, share = _split(blocks, m, shape.columns, x.device)
@@ -190,7 +195,7 @@ class TritonBackend:
         self, x: Tensor, columns: Tensor, lowered: Lowered, skip: int | None, rows: Normaliser | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sum without the constant, and gradients of rows and of columns by one buffer of slopes."""
-        width = x.shape[1]
+        width, lowered = x.shape[1], self._of_range(lowered)
         total, grad_x, grad_columns = self._two_steps(
             self._operand(x), self._operand(columns), lowered, skip, True, False, rows, None, both=True
         )
@@ -211,7 +216,7 @@ class TritonBackend:
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Sum without the constant, and gradient in this type or a wider one; columns=None is x itself."""
-        width = x.shape[1]
+        width, lowered = x.shape[1], self._of_range(lowered)
         if dtype is None:
             # A gradient in bfloat16 is written as such; in float16 it could overflow before it is scaled.
             dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
@@ -239,19 +244,24 @@ class TritonBackend:
     def _operand_type(self, x: Tensor) -> Tensor:
         return x.to(torch.bfloat16 if self.fast else torch.float32)
 
+    def _of_range(self, lowered: Lowered) -> Lowered:
+        """With the kind for z <= 0, where unit rows have no other z, as with mu = 1."""
+        below = lowered.offset + abs(lowered.scale) <= _ROUNDING * abs(lowered.scale)
+        return (
+            lowered._replace(kind=f"{lowered.kind}_below")
+            if self.fast and below and lowered.kind in _BELOW
+            else lowered
+        )
+
     def _fused_shape(self, d: int, kind: str) -> _Shape | None:
         """Tile for which a block of rows and its gradient fit a multiprocessor; None if there is none."""
         if not self.fast:
-            return _Shape(128, 32, 8, 2) if d <= 128 else None
+            return _Shape(128, 64, 8, 2) if d <= 128 else None
         if d <= 128:
             return _FUSED_128.get(kind, _Shape(128, 64, 8, 3))
         if d <= _FUSED_DEPTH:
             return _Shape(128, 64, 8, 4 if kind == "exp" else 3)
         return None
-
-    def _held_shape(self, d: int) -> _Shape:
-        """Tile of a log-sum-exp that reads its rows once: up to d = 128, two programs fit a multiprocessor."""
-        return _Shape(256, 64, 8, 2) if d <= 128 else _Shape(128, 64, 8, 3)
 
     def _fused(
         self,

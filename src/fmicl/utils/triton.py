@@ -63,25 +63,45 @@ def only_compiling() -> bool:
     return _compilation is not None
 
 
-def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., object]:
-    """kernel[grid], which launches the kernel; inside `compile_in_parallel`, a function that only compiles it.
+def launch(kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
+    """A function that launches the kernel, or only compiles it inside `compile_in_parallel`.
+
+    Its positional arguments are those of the kernel that vary, its keywords constants of the compilation. The first
+    call with arguments of some types goes through Triton, later ones through a `CachedLaunch`.
 
     Example:
-        >>> launch({(2, 3): max}, (2, 3))(5, 7)
-        7
+        >>> class Kernel:
+        ...     def __getitem__(self, grid):
+        ...         return lambda value, SIZE, num_warps: print(grid, value, SIZE)
+        >>> launch(Kernel(), (4,))("x", SIZE=16, num_warps=4)
+        (4, 1, 1) x 16
     """
-    if _compilation is None:
-        launcher: Callable[..., object] = kernel[grid]
-        return launcher
-    return functools.partial(_compilation.submit, kernel, grid)
+    if _compilation is not None:
+        return functools.partial(_compilation.submit, kernel, grid)
+    x, y, z, *_ = *grid, 1, 1
+    return functools.partial(_launch, kernel, (x, y, z))
+
+
+_launches: dict[Hashable, CachedLaunch] = {}
+_MOST_LAUNCHES = 1024  # that are kept, for batches of changing sizes
+
+
+def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **settings: Any) -> None:
+    key = (kernel, grid, tuple(map(_specialisation, arguments)), tuple(settings.items()))
+    found = _launches.get(key)
+    if found is None:
+        if len(_launches) >= _MOST_LAUNCHES:
+            _launches.clear()
+        found = _launches[key] = CachedLaunch(kernel, grid, **settings)
+    found(*arguments)
 
 
 class CachedLaunch:
-    """A kernel with its grid and settings, for calls whose arguments differ in nothing but the tensors' contents.
+    """A kernel with its grid and settings, for calls whose arguments agree in all that Triton specialises a kernel on.
 
-    The first call goes through Triton, which inspects every argument to select a compiled kernel, in some 20 to 40
-    microseconds. Later calls launch that kernel directly. So numbers must be the same in each call, and tensors of the
-    same type and device, with the alignment that they had; those in a kernel's do_not_specialize may be unaligned.
+    The first call goes through Triton, which inspects every argument to select a compiled kernel, in some 20 to 60
+    microseconds. Later calls launch that kernel directly. So tensors must have the same type, device and alignment,
+    and integers agree in being 1 or a multiple of 16; arguments in a kernel's do_not_specialize may differ.
 
     Example:
         >>> class Kernel:
@@ -98,14 +118,17 @@ class CachedLaunch:
 
     def __call__(self, *arguments: Any) -> None:
         """Launch the kernel with the arguments that aren't constants of its compilation."""
-        if self.again is not None and _compilation is None:
+        if _compilation is not None:
+            _compilation.submit(self.kernel, self.grid, *arguments, **self.settings)
+            return
+        if self.again is not None:
             self.again(*arguments, *self.constants)
             return
-        compiled = launch(self.kernel, self.grid)(*arguments, **self.settings)
-        if _compilation is None and hasattr(compiled, "packed_metadata"):  # the interpreter returns None
+        compiled = self.kernel[self.grid](*arguments, **self.settings)
+        if hasattr(compiled, "packed_metadata"):  # the interpreter returns None
             names = self.kernel.arg_names[len(arguments) :]
             self.constants = tuple(self.settings[name] for name in names)
-            self.again = compiled[self.grid]  # type: ignore[index]
+            self.again = compiled[self.grid]
 
 
 @contextlib.contextmanager
@@ -160,11 +183,11 @@ def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], opt
 
 
 def _specialisation(argument: Any) -> Hashable:
-    """What Triton specialises a kernel on: types, and whether a number is 1 or a multiple of 16."""
+    """What Triton specialises a kernel on: types, devices, and whether a number is 1 or a multiple of 16."""
     if isinstance(argument, Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
+        return argument.dtype, argument.device, argument.data_ptr() % 16 == 0
     if isinstance(argument, int):
-        return argument == 1, argument % 16 == 0
+        return argument == 1, argument % 16 == 0, argument.bit_length() > 31
     if hasattr(argument, "block_shape"):  # a tensor descriptor
-        return argument.base.dtype, tuple(argument.block_shape)
+        return argument.base.dtype, argument.base.device, tuple(argument.block_shape)
     return str(type(argument))

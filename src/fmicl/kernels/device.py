@@ -25,18 +25,6 @@ def reciprocal(u):
 
 
 @triton.jit
-def reciprocal_of_sum(e):
-    """1 / (1 + e) for 0 <= e <= 1 to 3e-4, a seventh of bfloat16's rounding: the best polynomial of degree 4.
-
-    The special-function unit then has one power a pair to compute, as for KL.
-    """
-    r = -0.532857597 + 0.152245015 * e
-    r = 0.865893543 + r * e
-    r = -0.984834969 + r * e
-    return 0.999702632 + r * e
-
-
-@triton.jit
 def log_lambert_w(s):
     """L with e^L + L = 1 + s by Newton's method from above, as in fmicl.divergences.special."""
     bound = tl.minimum(0.5 * s, s + 1)
@@ -84,10 +72,10 @@ def penalty_and_slope(z, order, KIND: tl.constexpr):
         return q * q, s * q * q
     elif KIND == "js_below":
         e = tl.exp2(z)
-        return 1 + e, e * reciprocal_of_sum(e)
+        return 1 + e, e * reciprocal(1 + e)
     elif KIND == "vlc_below":
         e = tl.exp2(z)
-        s = reciprocal_of_sum(e)
+        s = reciprocal(1 + e)
         square = (e * s) * (e * s)
         return square, s * square
     # free critics with an unbounded domain: the conjugate itself

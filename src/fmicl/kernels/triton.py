@@ -54,7 +54,7 @@ _FUSED_128 = {
     "js": _Shape(64, 128, 4, 2),
     "js_below": _Shape(64, 128, 4, 3),
     "vlc": _Shape(64, 64, 4, 3),
-    "vlc_below": _Shape(64, 128, 4, 3),
+    "vlc_below": _Shape(64, 64, 4, 3),
     "softmax": _Shape(128, 64, 4, 3),
     "softmax_wide": _Shape(64, 128, 4, 2),
 }
@@ -302,7 +302,7 @@ class TritonBackend:
         # three tiles up to 8,192 rows, since launches take longer than the work, and then as many as the cache needs
         side = min(_SIDE, 2048 if n <= 4096 else 4096 if n <= 8192 else _SIDE)
         if not self.fast:
-            return _Steps(64, 64, 32, side, 4, 3)
+            return _Steps(128, 64, 32, side, 8, 3)
         return _Steps(64, 64, 64, side, 4, 3) if n <= _FEW else _Steps(128, 128, 64, side, 4, 3)
 
     def _two_steps(

@@ -5,7 +5,7 @@
     triton      CUDA: tensor cores, float32 accumulation, loss and gradient in one pass
 
 They share one interface (`fmicl.kernels.backend`) and agree to rounding. "auto" selects triton on a CUDA device where
-it supports the pair function and is faster, and tiled otherwise (for example float32 rows of more than 128 dimensions).
+it supports the pair function, and tiled otherwise.
 
 All are deterministic: on one machine, the same input gives the same bits of loss and gradient, since no sum is atomic.
 They run under `torch.use_deterministic_algorithms(True)`; on a GPU, torch then needs CUBLAS_WORKSPACE_CONFIG=:4096:8 in
@@ -211,8 +211,6 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
 def _prefers_triton(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
     if x.dtype == torch.float64 or not triton_runs_on(x.device):
         return False
-    if not fast and x.shape[1] > 128:
-        return False  # in float32 and for large d, cuBLAS on tiles is faster (benchmarks/README.md)
     from fmicl.kernels.lowering import lower
 
     return function is None or lower(function) is not None

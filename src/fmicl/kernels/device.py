@@ -434,11 +434,11 @@ def sweep_logsumexp(
 
 @triton.jit(do_not_specialize=["skip"])
 def fused_logsumexp(
-    x_desc, columns_desc, result_ptr, n, m, d, scale, skip, share,
+    x_desc, columns_desc, result_ptr, n, m, d, scale, skip, share, unit,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, HELD: tl.constexpr, SKIP: tl.constexpr,
     PAIRED: tl.constexpr, MODERATE: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
-    """A block of BM rows with its share of the columns: log sum_j 2^(scale x_i.o_j), in natural units.
+    """A block of BM rows with its share of the columns: unit * log2 sum_j 2^(scale x_i.o_j).
 
     HELD rows are loaded once, with BK their whole depth. MODERATE powers need no maximum taken out.
     """
@@ -471,5 +471,4 @@ def fused_logsumexp(
         peak, total, q, x_desc, columns_desc, row, rows, full, end, d, scale, skip,
         BM, BN, BK, HELD, True, PAIRED, MODERATE, PRECISE,
     )  # fmt: skip
-    result = 0.6931471805599453 * (peak + tl.log2(total))  # log 2: to natural units
-    tl.store(result_ptr + part.to(tl.int64) * n + rows, result, mask=rows < n)
+    tl.store(result_ptr + part.to(tl.int64) * n + rows, unit * (peak + tl.log2(total)), mask=rows < n)

@@ -5,7 +5,9 @@ No sum is atomic: every output has one owner, so the same input gives the same b
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -43,6 +45,22 @@ class _Steps(NamedTuple):
     side: int
     warps: int
     stages: int
+
+
+class _LogSumExpTiles(NamedTuple):
+    """Tile, depth of a step, whether rows are held, and parts of the columns with the columns of each."""
+
+    shape: _Shape
+    depth: int
+    held: bool
+    parts: int
+    share: int
+
+
+class Vector(NamedTuple):
+    """What a softmax kind reads of each row or column: g 2^-v, or v itself with g = 1 for "softmax_wide"."""
+
+    value: Tensor
 
 
 # Tuned on an H200 at N = 65,536. Kinds not listed need more warps, to keep registers from spilling.
@@ -128,22 +146,41 @@ class TritonBackend:
         self, x: Tensor, columns: Tensor, scale: float, skip: int | None, paired: bool = False
     ) -> Tensor:
         """log sum_j exp(scale x_i.o_j)."""
-        x, columns = self._operand(x), self._operand(columns)
-        n, m, d = len(x), len(columns), x.shape[1]
+        tiles = self.logsumexp_tiles(len(x), len(columns), x.shape[1], x.device)
+        result = torch.empty(tiles.parts, len(x), dtype=torch.float32, device=x.device)
+        self.write_logsumexp(x, columns, LOG2E * scale, skip, paired, tiles, result, math.log(2))
+        return result[0] if tiles.parts == 1 else result.logsumexp(dim=0)
+
+    def logsumexp_tiles(self, n: int, m: int, d: int, device: torch.device) -> _LogSumExpTiles:
+        """Tiles of the log-sum-exps of n rows with m columns."""
+        d = -(-d // 16) * 16
         held = self.fast and d <= _FUSED_DEPTH
         shape = _HELD if held else _Shape(128, 128, 8, 3)
         depth = 1 << (d - 1).bit_length() if held else 64 if self.fast else 32
-        blocks = _blocks(n, shape.rows)
-        parts, share = _split(blocks, m, shape.columns, x.device)
-        result = torch.empty(parts, n, dtype=torch.float32, device=x.device)
-        launch(device.fused_logsumexp, (blocks, parts))(
+        return _LogSumExpTiles(shape, depth, held, *_split(_blocks(n, shape.rows), m, shape.columns, device))
+
+    def write_logsumexp(
+        self,
+        x: Tensor,
+        columns: Tensor,
+        scale: float,
+        skip: int | None,
+        paired: bool,
+        tiles: _LogSumExpTiles,
+        result: Tensor,
+        unit: float,
+    ) -> None:
+        """unit * log2 sum_j 2^(scale x_i.o_j) over each part of the columns, into `result`: (parts, N)."""
+        x, columns = self._operand(x), self._operand(columns)
+        n, m, d = len(x), len(columns), x.shape[1]
+        shape, depth = tiles.shape, tiles.depth
+        launch(device.fused_logsumexp, (_blocks(n, shape.rows), tiles.parts))(
             _descriptor(x, shape.rows, depth), _descriptor(columns, shape.columns, depth), result, n, m, d,
-            LOG2E * scale, _NO_SKIP if skip is None else skip, share,
-            BM=shape.rows, BN=shape.columns, BK=depth, HELD=held, SKIP=skip is not None, PAIRED=paired,
-            MODERATE=is_moderate(scale, torch.float32), PRECISE=not self.fast,
+            scale, _NO_SKIP if skip is None else skip, tiles.share, unit,
+            BM=shape.rows, BN=shape.columns, BK=depth, HELD=tiles.held, SKIP=skip is not None, PAIRED=paired,
+            MODERATE=is_moderate(scale / LOG2E, torch.float32), PRECISE=not self.fast,
             num_warps=shape.warps, num_stages=shape.stages,
         )  # fmt: skip
-        return result[0] if parts == 1 else result.logsumexp(dim=0)
 
     def logsumexp_with_terms(self, *_: object) -> None:
         """None: writing the terms takes longer than computing them again."""
@@ -192,7 +229,7 @@ class TritonBackend:
         return self.fast and x.shape[1] > _FUSED_DEPTH
 
     def lowered_both(
-        self, x: Tensor, columns: Tensor, lowered: Lowered, skip: int | None, rows: Normaliser | None
+        self, x: Tensor, columns: Tensor, lowered: Lowered, skip: int | None, rows: Normaliser | Vector | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sum without the constant, and gradients of rows and of columns by one buffer of slopes."""
         width, lowered = x.shape[1], self._of_range(lowered)
@@ -210,8 +247,8 @@ class TritonBackend:
         lowered: Lowered,
         skip: int | None,
         gradient: bool,
-        rows: Normaliser | None = None,
-        others: Normaliser | None = None,
+        rows: Normaliser | Vector | None = None,
+        others: Normaliser | Vector | None = None,
         paired: bool = False,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -271,8 +308,8 @@ class TritonBackend:
         lowered: Lowered,
         skip: int | None,
         gradient: bool,
-        rows: Normaliser | None,
-        others: Normaliser | None,
+        rows: Normaliser | Vector | None,
+        others: Normaliser | Vector | None,
         dtype: torch.dtype,
         paired: bool,
     ) -> tuple[Tensor, Tensor | None]:
@@ -313,8 +350,8 @@ class TritonBackend:
         skip: int | None,
         gradient: bool,
         symmetric: bool,
-        rows: Normaliser | None,
-        others: Normaliser | None,
+        rows: Normaliser | Vector | None,
+        others: Normaliser | Vector | None,
         both: bool = False,
         paired: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -335,6 +372,7 @@ class TritonBackend:
         weights = torch.empty(height, width, dtype=x.dtype, device=x.device) if gradient else x
         grad = torch.empty(n, d, dtype=torch.float32, device=x.device) if gradient else None
         mirrored = torch.empty(m, d, dtype=torch.float32, device=x.device) if both else grad
+        describe = functools.cache(_descriptor)
         x_rows, other_rows = _descriptor(x, step.rows, step.depth), _descriptor(columns, step.columns, step.depth)
         written, read, read_transposed = (
             _descriptor(weights, step.rows, step.columns),
@@ -364,7 +402,7 @@ class TritonBackend:
             few = self.fast and tiles * _blocks(d, step.columns) < multiprocessors(x.device)
             across = 64 if few else step.columns
             launch(device.apply_weights, (tiles * _blocks(d, across),))(
-                read, read_transposed, _descriptor(x, step.depth, across), _descriptor(columns, step.depth, across),
+                read, read_transposed, describe(x, step.depth, across), describe(columns, step.depth, across),
                 grad, mirrored, i, j, n, m, d, lowered.slope, int(row_fresh), int(column_fresh),
                 BOTH=two_sides, BM=step.rows, BN=across, BK=step.depth, **options,
             )  # fmt: skip
@@ -387,7 +425,7 @@ def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, 
 
 
 def _vectors(
-    lowered: Lowered, rows: Normaliser | None, others: Normaliser | None, unused: Tensor
+    lowered: Lowered, rows: Normaliser | Vector | None, others: Normaliser | Vector | None, unused: Tensor
 ) -> tuple[tuple[Tensor, ...], bool]:
     """The vectors that a kernel reads, and whether it reads the first ones.
 
@@ -401,9 +439,11 @@ def _vectors(
     return (*of_rows, *of_columns), rows is not None
 
 
-def _of_side(kind: str, given: Normaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
+def _of_side(kind: str, given: Normaliser | Vector | None, unused: Tensor) -> tuple[Tensor, Tensor]:
     if given is None:
         return unused, unused
+    if isinstance(given, Vector):
+        return given.value, unused if kind == "softmax" else torch.ones_like(given.value)
     if kind == "softmax":
         return given.shares().float(), unused
     return (LOG2E * given.value).float(), given.gradient.contiguous()

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fmicl.divergences.critic import Critic
-from fmicl.kernels.backend import Normaliser
 from fmicl.kernels.lowering import LOG2E, Lowered, LoweredScore, lower, lower_score, lower_softmax
 from fmicl.utils.triton import CachedLaunch, interpreting, multiprocessors
 
@@ -138,7 +137,9 @@ class ViewLossPlan:
 
     def _plan(self) -> None:
         from fmicl.kernels import views_device as device
+        from fmicl.kernels.triton import TritonBackend
 
+        self.backend = TritonBackend(self.fast)
         loss, n, samples, width = self.loss, self.n, self.samples, self.width
         stride, shift = (2, 1) if self.paired else (1, samples)
         block = max(16, 1 << (width - 1).bit_length())
@@ -148,7 +149,12 @@ class ViewLossPlan:
         blocks = -(-n // tile.rows)
         parts = max(1, min(2 * multiprocessors(self.device) // blocks, -(-n // tile.columns), _MOST_PARTS))
         share = -(-n // (parts * tile.columns)) * tile.columns
-        self.parts = parts = -(-n // share) if self.small else 1
+        if self.softmax and not self.small:
+            self.tiles = self.backend.logsumexp_tiles(n, n, width, self.device)
+            parts = self.tiles.parts
+        else:
+            parts = -(-n // share) if self.small else 1
+        self.parts = parts
         partial = parts * n if self.softmax else parts * blocks if self.small else 1  # results of the sums
         self.scratch_size = 3 * samples + partial
         lse_parts = 1 << (parts - 1).bit_length()
@@ -183,6 +189,11 @@ class ViewLossPlan:
         self._pairs_numbers = (
             n, samples, width, penalty.offset, penalty.scale, penalty.order, self.lowered.slope, share, parts,
         )  # fmt: skip
+
+        self._normalisers = CachedLaunch(
+            device.view_normalisers, (-(-n // 256), 1, 1), POWER=self.lowered.kind == "softmax", BLOCK=256, **softmax
+        )  # fmt: skip
+        self._normalisers_numbers = (n, samples, scale_log2, parts)
 
         score = loss.score or LoweredScore("softmax")
         if self.softmax:
@@ -256,10 +267,7 @@ class ViewLossPlan:
         self._pairs(state.units, state.scratch, gradient, *self._pairs_numbers)
 
     def _large_pairs(self, state: ViewLossState) -> None:
-        from fmicl.kernels.triton import TritonBackend
-
-        backend, units = TritonBackend(self.fast), state.units
-        f32 = torch.float32
+        backend, units, f32 = self.backend, state.units, torch.float32
         if not self.two_sided:
             total, gradient = backend.lowered_pairs(
                 units, None, self.lowered, 0, self.gradient, paired=self.paired, dtype=f32
@@ -280,25 +288,18 @@ class ViewLossPlan:
         state.scratch[3 * self.samples :].copy_(total)
 
     def _large_logsumexp(self, state: ViewLossState) -> None:
-        from fmicl.kernels.triton import TritonBackend
-
         units = state.units
         x, other = (units[: self.n], units[self.n :]) if self.two_sided else (units, units)
-        found = TritonBackend(self.fast).logsumexp_rows(x, other, self.loss.scale, 0, self.paired)
-        torch.mul(found, LOG2E, out=state.scratch[3 * self.samples :])
+        parts = state.scratch[3 * self.samples :]
+        self.backend.write_logsumexp(x, other, LOG2E * self.loss.scale, 0, self.paired, self.tiles, parts, 1.0)
 
     def _large_softmax(self, state: ViewLossState) -> None:
-        from fmicl.kernels.triton import TritonBackend
+        from fmicl.kernels.triton import Vector
 
-        backend, units, samples = TritonBackend(self.fast), state.units, self.samples
-        denominators = state.scratch[3 * samples :] / LOG2E
-        if not self.loss.decoupled:
-            positives = self.loss.scale - self.loss.scale / 2 * state.scratch[2 * samples : 3 * samples]
-            if self.paired:
-                positives = positives.repeat_interleave(2)
-            denominators = torch.logaddexp(denominators, positives)
-        anchors = Normaliser(denominators, torch.ones_like(denominators))
-        f32 = torch.float32
+        backend, units = self.backend, state.units
+        found = torch.empty(self.n, dtype=torch.float32, device=units.device)
+        self._normalisers(state.scratch, found, *self._normalisers_numbers)
+        anchors, f32 = Vector(found), torch.float32
         if not self.two_sided:
             _, gradient = backend.lowered_pairs(
                 units, None, self.lowered, 0, True, anchors, anchors, self.paired, dtype=f32

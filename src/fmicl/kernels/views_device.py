@@ -82,6 +82,19 @@ def normaliser(
         return add_in_log2(others, positive_logit(scratch, rows, n, samples, scale, PAIRED))
 
 
+@triton.jit(do_not_specialize=["n", "samples", "parts"])
+def view_normalisers(
+    scratch, result, n, samples, scale, parts,
+    POWER: tl.constexpr, PARTS: tl.constexpr, PAIRED: tl.constexpr, DECOUPLED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """log2 of the denominators of a block of rows, v, or with POWER 2^-v."""
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = normaliser(scratch, rows, n, samples, scale, parts, PARTS, PAIRED, DECOUPLED)
+    if POWER:
+        value = tl.exp2(-value)
+    tl.store(result + rows, value, mask=rows < n)
+
+
 @triton.jit
 def load_rows(units, first, rows, n, start, width, BK: tl.constexpr):
     """Entries start ... start + BK of the rows first + rows of a side of n rows, zero beyond the ends."""

@@ -13,7 +13,7 @@ from fmicl.divergences import divergence as make_divergence
 from fmicl.information import label_information
 from fmicl.models.norms import frozen_running_statistics
 from fmicl.models.vision import mlp
-from fmicl.utils.options import option, require_at_least_zero
+from fmicl.utils.options import Options, option
 from fmicl.utils.validation import require_positive
 
 ROTATIONS = 4
@@ -21,7 +21,7 @@ ROTATIONS = 4
 
 
 @dataclass(frozen=True)
-class RotationOptions:
+class RotationOptions(Options):
     """Options of rotation prediction."""
 
     rotation_weight: float = option(
@@ -29,14 +29,11 @@ class RotationOptions:
         "Weight of rotation prediction (E-SSL), a second term of the loss (0: none). It bounds the f-mutual "
         "information between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for "
         "other objectives; E-SSL takes 0.4.",
+        at_least=0,
     )
     rotation_size: int | None = option(
         None, "Side of the rotated images, made from the first views (None: half of theirs if that leaves 16)."
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        require_at_least_zero(self, "rotation_weight")
 
     def why_unused(self) -> dict[str, str]:
         """The size needs a weight."""

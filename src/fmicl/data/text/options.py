@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fmicl.data.cache import CacheOptions
-from fmicl.utils.options import check_fields, option, require_positive_fields
+from fmicl.utils.options import option
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class TextDataOptions(CacheOptions):
         "are scored at the end.",
         role="location",
     )
-    sts_every: int = option(125, "Steps between two rows of metrics.csv and, with --sts, two scores on STS-B dev.")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require_positive_fields(self, "sts_every")
+    sts_every: int = option(
+        125, "Steps between two rows of metrics.csv and, with --sts, two scores on STS-B dev.", above=0
+    )

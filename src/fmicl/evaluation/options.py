@@ -11,9 +11,6 @@ from fmicl.utils.options import Options, option
 class EvaluationOptions(Options):
     """How the features of an image encoder are evaluated.
 
-    Raises:
-        ValueError: a value has the wrong type or is out of range.
-
     Example:
         >>> EvaluationOptions(k=0)
         Traceback (most recent call last):

@@ -56,11 +56,7 @@ class ObjectiveContext:
 
 @dataclass(frozen=True)
 class ObjectiveOptions(Options, ABC):
-    """Options of an objective, and the loss module that they describe.
-
-    Raises:
-        ValueError: an option has a value of a wrong type or out of range.
-    """
+    """Options of an objective, and the loss module that they describe."""
 
     takes_labels: ClassVar[bool] = False
     """Whether the loss takes `labels=`."""

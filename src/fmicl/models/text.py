@@ -36,11 +36,7 @@ _UNLIMITED = 10**6  # tokenizers without a limit declare an astronomic one
 
 @dataclass(frozen=True)
 class SentenceEncoderOptions(Options):
-    """Which sentence encoder to train, and how many tokens it reads.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Which sentence encoder to train, and how many tokens it reads."""
 
     model: str = option(
         "bert-base-uncased",

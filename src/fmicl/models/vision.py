@@ -25,11 +25,7 @@ SMALL_IMAGE = 32
 
 @dataclass(frozen=True)
 class EncoderOptions(Options):
-    """Which image encoder to train.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Which image encoder to train."""
 
     encoder: str = option("resnet18", "Any timm model, such as resnet50 or vit_small_patch16_224, or small_conv.")
     stem: Literal["auto", "small", "standard"] = option(
@@ -61,11 +57,7 @@ class EncoderOptions(Options):
 
 @dataclass(frozen=True)
 class ImageHeadOptions(Options):
-    """Widths of the projection head.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Widths of the projection head."""
 
     hidden: int = option(2048, "Width of the hidden layers of the projection, prediction and rotation heads.", above=0)
     dim: int = option(512, "Dimension d of the embeddings.", above=0)

@@ -113,6 +113,9 @@ class Options:
     """Base class of options dataclasses: the value of every option is checked.
 
     Subclasses that check more, such as one option against another, extend ``__post_init__``.
+
+    Raises:
+        ValueError: an option has a wrong type or is out of range; the message names it.
     """
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ STL10_MEAN, STL10_STD = (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def require_ranges(options: Any, *names: str) -> None:
+def _require_ranges(options: Any, *names: str) -> None:
     """Raise ValueError for options whose value is not a pair (low, high) in this order."""
     for name in names:
         low, high = getattr(options, name)
@@ -30,9 +30,6 @@ class Views(Options):
     """Random views of an image; the operations are listed in the order in which they are applied.
 
     The defaults are SimCLR's for CIFAR-10: no blur, and weaker colour jitter than on ImageNet.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
 
     Example:
         >>> Views(size=96, blur=0.5).kernel_size
@@ -82,7 +79,7 @@ class Views(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_ranges(self, "crop_scale", "crop_ratio", "blur_sigma")
+        _require_ranges(self, "crop_scale", "crop_ratio", "blur_sigma")
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
             raise ValueError(
                 f"mean and std must have one number per channel, 1 or 3, but they have {len(self.mean)} and "
@@ -107,11 +104,7 @@ class SecondViewOptions(Options):
 
 @dataclass(frozen=True)
 class LocalCropOptions(Options):
-    """Multi-crop: further views of a sample, each a small crop at a low resolution (Caron et al., SwAV, 2020).
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Multi-crop: further views of a sample, each a small crop at a low resolution (Caron et al., SwAV, 2020)."""
 
     local_crops: int = option(
         0,
@@ -130,7 +123,7 @@ class LocalCropOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_ranges(self, "local_scale")
+        _require_ranges(self, "local_scale")
 
     def why_unused(self) -> dict[str, str]:
         """Size and scale need a crop."""

@@ -11,11 +11,7 @@ from fmicl.utils.options import fraction, option
 
 @dataclass(frozen=True)
 class ImageDataOptions(CacheOptions):
-    """Which image dataset to load, and how.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Which image dataset to load, and how."""
 
     dataset: str = option("images", "Name of the dataset, such as cifar10, or images for any folder of image files.")
     data_dir: Path | None = option(None, "Folder of the dataset; digits needs none.", role="location")

@@ -11,11 +11,7 @@ from fmicl.utils.options import option
 
 @dataclass(frozen=True)
 class TextDataOptions(CacheOptions):
-    """Where the sentences to train on and the STS tasks to evaluate on are.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Where the sentences to train on and the STS tasks to evaluate on are."""
 
     data: Path | None = option(None, "Text file to train on: UTF-8, one sentence per line.", role="location")
     sts: Path | None = option(

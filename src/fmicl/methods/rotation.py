@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
+from fmicl.divergences.critic import require_finite_at_zero
 from fmicl.information import label_information
 from fmicl.models.norms import frozen_running_statistics
 from fmicl.models.vision import mlp
@@ -107,7 +108,7 @@ class Rotation(nn.Module):
         require_positive("weight", weight)
         if size != int(size) or size < 1:
             raise ValueError(f"size must be a number of pixels, got size={size!r}")
-        self.divergence = require_finite_at_zero(make_divergence(divergence))
+        self.divergence = require_finite_at_zero(make_divergence(divergence), "rotation prediction")
         self.weight, self.size = weight, int(size)
         self.head = mlp((features, hidden, hidden, ROTATIONS))
 
@@ -128,24 +129,6 @@ class Rotation(nn.Module):
     def extra_repr(self) -> str:
         """The settings."""
         return f"{self.divergence}, weight={self.weight:g}, size={self.size}"
-
-
-def require_finite_at_zero(divergence: Divergence) -> Divergence:
-    """Return the divergence if its f(0) is finite, so that its mutual information with a label is bounded.
-
-    Raises:
-        ValueError: f(0) is infinite.
-
-    Example:
-        >>> require_finite_at_zero(make_divergence("js")).name
-        'js'
-    """
-    if not bool(divergence.f(0.0).isfinite()):
-        raise ValueError(
-            f"rotation prediction needs a divergence with a finite f(0), but that of {divergence.name} is infinite, "
-            "and so is the information once a rotation is certain: take kl or js, or leave rotation_weight at 0"
-        )
-    return divergence
 
 
 def rotate(images: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ commit, date, seed, results, and metrics by epoch) without the paths of the mach
 from __future__ import annotations
 
 import contextlib
-import csv
 import json
 import math
 import re
@@ -18,7 +17,7 @@ from typing import Any
 
 from fmicl.config import Settings, schema_of
 from fmicl.reproduce.experiment import Outcome, archive_hash
-from fmicl.runs.folder import SWEEP_FILE, Run
+from fmicl.runs.folder import SWEEP_FILE, Run, read_rows
 from fmicl.sweep.state import SweepRecord
 from fmicl.utils.files import read_json, write_atomically
 
@@ -86,16 +85,8 @@ def read_sweep(folder: Path, recipe: str) -> tuple[dict[str, Outcome], dict[str,
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
     """The rows of a metrics.csv, none if there is no file; None for a cell that is blank or not finite."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return [{name: _number(text) for name, text in row.items()} for row in csv.DictReader(file)]
-    except OSError:
-        return []
-
-
-def _number(text: str | None) -> float | None:
-    value = float(text) if text else math.nan
-    return value if math.isfinite(value) else None
+    rows = read_rows(path) if path.exists() else []
+    return [{name: None if x is None or not math.isfinite(x) else x for name, x in row.items()} for row in rows]
 
 
 def make_record(run: Run, commit: str | None = None) -> dict[str, Any]:

@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tre
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from reproduction import COLUMNS, ROOT, Record, is_main, load
+from reproduction import COLUMNS, ROOT, column, is_main, load
 
+from fmicl.reproduce.experiment import Outcome
 from fmicl.utils.files import write_atomically
 
 PANELS = {
@@ -45,46 +46,45 @@ STYLES = {
 Curve = list[tuple[float, float]]
 
 
-def chosen(records: Sequence[Record], epochs: int = 200) -> dict[str, Record]:
+def chosen(runs: Sequence[Outcome], epochs: int = 200) -> dict[str, Outcome]:
     """The run of each column that is drawn."""
-    runs = [r for r in records if is_main(r) and r.epochs == epochs and r.contents.get("metrics")]
-    by_seed = sorted(runs, key=lambda r: r.seed, reverse=True)
-    found = {str(r.column): r for r in by_seed}
+    having = [r for r in runs if r.metrics and r.settings.epochs == epochs and is_main(r)]
+    found = {column(r): r for r in sorted(having, key=lambda r: r.seed, reverse=True)}
     return {name: found[name] for name in COLUMNS if name in found}
 
 
-def curves(record: Record) -> dict[str, Curve]:
+def curves(run: Outcome) -> dict[str, Curve]:
     """(epoch, value) of each panel: means over a few epochs, or the looks themselves where there are fewer."""
     found = {}
     for name in PANELS:
         points = [
-            (float(row["epoch"]), float(row[name]))
-            for row in record.contents["metrics"]
-            if isinstance(row.get(name), int | float) and math.isfinite(row[name])
+            (float(row["epoch"] or 0), float(x))
+            for row in run.metrics
+            if (x := row.get(name)) is not None and math.isfinite(x)
         ]
-        size = MEAN_OF if len(points) > record.epochs // MEAN_OF else 1
+        size = MEAN_OF if len(points) > run.settings.epochs // MEAN_OF else 1
         parts = [points[start : start + size] for start in range(0, len(points), size)]
         found[name] = [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]
     return found
 
 
-def described(runs: dict[str, Record]) -> str:
+def described(runs: dict[str, Outcome]) -> str:
     """The names of the runs in a figure, and a digest of what is drawn."""
     drawn = json.dumps({name: curves(r) for name, r in runs.items()}).encode()
-    return f"{' '.join(r.file.name for r in runs.values())} {hashlib.sha256(drawn).hexdigest()[:16]}"
+    return f"{' '.join(r.source.name for r in runs.values())} {hashlib.sha256(drawn).hexdigest()[:16]}"
 
 
-def draw(runs: dict[str, Record]) -> bytes:
+def draw(runs: dict[str, Outcome]) -> bytes:
     """The figure, as SVG."""
     with mpl.rc_context({"svg.hashsalt": "fmicl", "svg.fonttype": "none", "font.size": 8, "path.simplify": False}):
         figure = Figure(figsize=(8.4, 5.6), layout="constrained", facecolor="white")
         FigureCanvasSVG(figure)
         axes = figure.subplots(2, 2).flat
         for (name, words), ax in zip(PANELS.items(), axes, strict=True):
-            for column, record in runs.items():
-                colour, line = STYLES[column]
-                points = curves(record)[name]
-                ax.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.1, label=column)
+            for label, run in runs.items():
+                colour, line = STYLES[label]
+                points = curves(run)[name]
+                ax.plot(*zip(*points, strict=True), color=colour, linestyle=line, linewidth=1.1, label=label)
             ax.set_title(words, fontsize=8, loc="left")
             if name == "effective_rank":
                 ax.set_yscale("log")

@@ -11,23 +11,20 @@ makes one file of the finished runs of a sweep, for sweeps with too many runs to
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from record import without_folder
-from reproduction import ROOT, Record, load, page, table
+from reproduction import load, page_parser, table, update
 from scipy.stats import kendalltau, spearmanr
 
 from fmicl.evaluation.scores import SCORES, score
+from fmicl.reproduce.archive import shown_command, without_folder
+from fmicl.reproduce.experiment import Outcome
 from fmicl.utils.files import read_json
 
 SWEEP = "benchmarks/label-free-digits-cpu.json"
@@ -37,26 +34,22 @@ USABLE = 80.0
 """k-NN accuracy on CIFAR-10 from which a run has not failed."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What a row of the tables is computed from: the settings and the results of a run."""
-
-    settings: Mapping[str, Any]
-    results: Mapping[str, Any]
-
-
-def correlations(runs: Sequence[Run], name: str) -> list[str]:
+def correlations(runs: Sequence[Mapping[str, Any]], name: str) -> list[str]:
     """Number of runs that have a score and accuracies; rho and tau with each; k-NN of the run chosen, and the best.
 
+    Args:
+        runs: the results of each.
+        name: the score.
+
     Example:
-        >>> made = [Run({}, {"effective_rank": k, "knn": 50 + k, "linear": 60 - k}) for k in range(6)]
+        >>> made = [{"effective_rank": k, "knn": 50 + k, "linear": 60 - k} for k in range(6)]
         >>> correlations(made, "effective_rank")
         ['6', '+1.00', '+1.00', '-1.00', '-1.00', '55.00 of 55.00']
     """
     having = [
-        (value, run.results)
-        for run in runs
-        if (value := score(run.results, name)) is not None and run.results.get("knn") is not None
+        (value, results)
+        for results in runs
+        if (value := score(results, name)) is not None and results.get("knn") is not None
     ]
     if len(having) < FEWEST:
         return [str(len(having)), *[""] * 5]
@@ -69,9 +62,8 @@ def correlations(runs: Sequence[Run], name: str) -> list[str]:
     return [*found, f"{chosen:.2f} of {max(results['knn'] for _, results in having):.2f}"]
 
 
-def correlation_table(runs: Iterable[Run]) -> str:
-    """A row for each score that enough runs have."""
-    runs = list(runs)
+def correlation_table(runs: Sequence[Mapping[str, Any]]) -> str:
+    """A row for each score that enough runs have, from the results of each."""
     head = ["score", "runs", "k-NN: rho", "tau", "linear: rho", "tau", "k-NN of its choice"]
     rows = [[SCORES[name].words, *found] for name in SCORES if (found := correlations(runs, name))[1]]
     return table(head, rows) if rows else "No run is archived yet."
@@ -79,17 +71,17 @@ def correlation_table(runs: Iterable[Run]) -> str:
 
 def tables(results: Path) -> dict[str, str]:
     """All tables, by the name of their markers."""
-    images = [r for r in load(results) if r.task == "images"]
+    runs = [r for r in load(results) if r.settings.recipe == "cifar10"]
 
-    def cifar10(keep: Callable[[Record], bool]) -> str:
-        return correlation_table(Run(r.settings, r.results) for r in images if r.recipe == "cifar10" and keep(r))
+    def cifar10(keep: Callable[[Outcome], bool]) -> str:
+        return correlation_table([r.results for r in runs if keep(r)])
 
     sweep = read_json(results / SWEEP)["runs"] if (results / SWEEP).exists() else []
     return {
-        "cifar10-200": cifar10(lambda r: r.epochs == 200),
-        "cifar10-200-usable": cifar10(lambda r: r.epochs == 200 and (r.results.get("knn") or 0) > USABLE),
+        "cifar10-200": cifar10(lambda r: r.settings.epochs == 200),
+        "cifar10-200-usable": cifar10(lambda r: r.settings.epochs == 200 and (r.results.get("knn") or 0) > USABLE),
         "cifar10-all": cifar10(lambda _: True),
-        "digits-sweep": correlation_table(Run(run["settings"], run["results"]) for run in sweep),
+        "digits-sweep": correlation_table([run["results"] for run in sweep]),
     }
 
 
@@ -105,41 +97,24 @@ def collect(sweep: Path) -> dict[str, Any]:
             runs.append({"hash": entry["hash"], "settings": settings, "results": kept})
     first = read_json(sweep / saved["runs"][0]["folder"] / "settings.json")
     return {
-        "command": shlex.join(["fmicl", *_words(saved["command"])]),
+        "command": f"fmicl {shown_command(saved['command'][saved['command'].index('sweep') :])}",
         **{name: first[name] for name in ("device", "versions", "commit", "started")},
         "runs": runs,
     }
 
 
-def _words(command: Sequence[str]) -> list[str]:
-    """A command from `sweep` on, without the user's folders."""
-    words = [re.sub(r"=[/~].*/", "=", word) for word in command[command.index("sweep") :]]
-    if "--out" in words:
-        at = words.index("--out")
-        del words[at : at + 2]
-    return words
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Write the page, check it, or collect a sweep."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
+    parser = page_parser(__doc__, "choosing.md")
     parser.add_argument("--collect", type=Path, metavar="SWEEP", help="folder of a sweep")
     parser.add_argument("--json", type=Path, help="file to write a collected sweep to")
-    parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the archived runs")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "choosing.md", help="the page")
     options = parser.parse_args(arguments)
     if (options.collect is None) != (options.json is None):
         parser.error("--collect and --json go together")
     if options.collect is not None:
         options.json.write_text(json.dumps(collect(options.collect), indent=1) + "\n", encoding="utf-8")
         return 0
-    before = options.page.read_text(encoding="utf-8")
-    after = page(before, tables(options.results))
-    if not options.check and before != after:
-        options.page.write_text(after, encoding="utf-8")
-    print(f"{options.page}: {'out of date' if before != after and options.check else 'up to date'}")
-    return int(options.check and before != after)
+    return update(options, tables(options.results), "label_free.py")
 
 
 if __name__ == "__main__":

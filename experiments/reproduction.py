@@ -11,40 +11,38 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import re
 import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from record import differences
-
-from fmicl.methods import METHODS
 from fmicl.reproduce import paper
-from fmicl.reproduce.experiment import score
-from fmicl.sweep.summary import mean_and_std
+from fmicl.reproduce.archive import read_runs
+from fmicl.reproduce.experiment import Entry, Measured, Outcome, Table, score
+from fmicl.utils.files import read_json
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = (
-    "SimCLR", "MoCo", "AU", "KL", "JS", "Pearson", "SH", "Tsallis-3", "VLC", "reverse KL", "Neyman", "Jeffrey",
-)  # fmt: skip
-DIVERGENCES = {
-    "kl": "KL", "js": "JS", "pearson": "Pearson", "squared_hellinger": "SH", "tsallis": "Tsallis-3", "vlc": "VLC",
-    "reverse_kl": "reverse KL", "neyman": "Neyman", "jeffrey": "Jeffrey",
-}  # fmt: skip
+NAMES = {"Tsallis-3": "Tsallis", "SimCSE": "SimCLR"}
+"""Columns that `fmicl.reproduce.paper` calls otherwise."""
+OTHERS = {"reverse KL": "reverse_kl", "Neyman": "neyman", "Jeffrey": "jeffrey"}
+"""Divergences that the paper's large table doesn't have."""
+COLUMNS = {
+    name: {"method": "simclr", "objective": "fmicl", **paper.COLUMNS[NAMES.get(name, name)]}
+    for name in ("SimCLR", "MoCo", "AU", "KL", "JS", "Pearson", "SH", "Tsallis-3", "VLC")
+} | {name: {"method": "simclr", "objective": "fmicl", "divergence": each} for name, each in OTHERS.items()}
+"""Columns of our table, and the options of each."""
+DIVERGENCES = {options["divergence"]: name for name, options in COLUMNS.items() if "divergence" in options}
 PAPER = {
     "linear, 800 epochs": paper.LINEAR["cifar10"],
     "k-NN, 800 epochs": paper.KNN["cifar10"],
     "k-NN, 200 epochs": {name: by_alpha[40.0] for name, by_alpha in paper.ALPHA_VISION.items()},
 }
-NAMES = {"Tsallis-3": "Tsallis", "SimCSE": "SimCLR"}
-"""Columns that `fmicl.reproduce.paper` calls otherwise."""
-PAPER_TEXT = {name: paper.STS[NAMES.get(name, name)] for name in ("SimCSE", *COLUMNS[1:9])}
+PAPER_TEXT = {name: paper.STS[NAMES.get(name, name)] for name in ("SimCSE", *list(COLUMNS)[1:9])}
 """Average over the seven tasks, BERT-base."""
 TASKS = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB", "SICK-R", "avg")
 ALPHAS = (1, 1e2, 1e4, 1e5, 409600, 1e6)
@@ -56,139 +54,110 @@ ON_THE_WAY = (0.008, 0.04, 0.2, 1.0)
 """Shares of a run on sentences after which its development score is shown: the recipe's first look, and the last."""
 
 
-class Record:
-    """An archived run.
+@dataclass(frozen=True)
+class WarmStart:
+    """An archived warm start: an encoder that runs on sentences start from."""
 
-    Args:
-        file: where it is, relative to results/.
-        contents: its contents.
-    """
-
-    def __init__(self, file: Path, contents: Mapping[str, Any]) -> None:
-        self.file, self.contents = file, contents
-        self.recipe, self.settings = str(contents.get("recipe")), contents["settings"]
-        self.results: Mapping[str, Any] = contents["results"]
-        self.seed, self.epochs = int(contents["seed"]), self.settings.get("epochs")
-        self.task = contents["task"]
-        self.differences = {} if self.task == "warm_start" else differences(contents)
-
-    @property
-    def column(self) -> str | None:
-        """Which of the paper's columns it is; None for other combinations."""
-        s = self.settings
-        method, objective = s.get("method", "simclr"), s.get("objective")
-        if METHODS[method].value.own_loss:
-            return None
-        if objective == "infonce":
-            names = {"simclr": "SimCSE" if self.task == "text" else "SimCLR", "moco": "MoCo"}
-            return names.get(method)
-        if method != "simclr":
-            return None
-        if objective == "align_uniform":
-            return "AU"
-        return DIVERGENCES.get(s.get("divergence", "")) if objective == "fmicl" else None
+    seed: int
+    command: str
+    results: Mapping[str, Any]
+    source: Path
 
 
-def label(record: Record) -> str:
+Scored = Outcome | WarmStart
+
+
+def column(run: Outcome) -> str | None:
+    """Which of the paper's columns it is; None for other combinations."""
+    s = run.settings
+    name = next((name for name, each in COLUMNS.items() if each.items() <= s.values.items()), None)
+    return "SimCSE" if name == "SimCLR" and s.task.name == "text" else name
+
+
+def label(run: Outcome) -> str:
     """Method and objective in a few words."""
-    if record.column:
-        return record.column
-    method = str(record.settings.get("method"))
-    if METHODS[method].value.own_loss:
-        return {"byol": "BYOL", "swav": "SwAV"}.get(method, method)
-    objective = record.settings.get("objective")
+    s = run.settings
+    if name := column(run):
+        return name
+    if s.method_options.own_loss:
+        return str({"byol": "BYOL", "swav": "SwAV"}.get(s.method, s.method))
     names = {**DIVERGENCES, "learned": "learned f"}
-    what = names.get(record.settings.get("divergence", ""), "f-MICL") if objective == "fmicl" else objective
-    return f"{what} by {method}"
+    return f"{names.get(s.divergence, 'f-MICL') if s.objective == 'fmicl' else s.objective} by {s.method}"
 
 
-def load(folder: Path) -> list[Record]:
-    """All archived runs below a folder; other JSON files, such as benchmarks, are left out.
-
-    Raises:
-        ValueError: a file is damaged.
-    """
-    found = []
-    for file in sorted(folder.rglob("*.json")):
-        try:
-            contents = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file} is damaged: {error}") from error
-        if isinstance(contents, dict) and {"task", "settings", "results"} <= contents.keys():
-            found.append(Record(file.relative_to(folder), contents))
-    return found
+def load(folder: Path, links: str = "../results") -> list[Outcome]:
+    """All archived runs below a folder; the source of each is the link to it."""
+    return [replace(run, source=Path(links, run.source.relative_to(folder))) for run in read_runs(folder)]
 
 
-def cells(records: Sequence[Record], values: Iterable[Callable[[Record], Any]], links: str) -> list[str]:
-    """Mean and spread over seeds of each value, and last a link for each seed; "" without a number.
+def warm_starts(folder: Path, links: str = "../results") -> list[WarmStart]:
+    """The archived warm starts below a folder."""
+    found = {Path(links, file.relative_to(folder)): read_json(file) for file in folder.rglob("warm-start-*.json")}
+    return [WarmStart(each["seed"], each.get("command", ""), each["results"], file) for file, each in found.items()]
+
+
+def cells(runs: Sequence[Scored], values: Iterable[str | Callable[[Any], float | None]]) -> list[str]:
+    """Mean and spread over seeds of each score or other value, and last a link for each seed; "" without a number.
 
     A number that not all of these runs have is followed by links to its own.
 
     Raises:
         ValueError: a seed is there twice.
     """
-    values = list(values)
-    by_seed = sorted(records, key=lambda r: r.seed)
-    having = [[r for r in by_seed if isinstance(value(r), int | float)] for value in values]
-    runs = [r for r in by_seed if any(r in known for known in having)]
-    for one, other in itertools.pairwise(runs):
+    by_seed = sorted(runs, key=lambda r: r.seed)
+
+    def known(value: str | Callable[[Any], float | None]) -> dict[Path, float]:
+        found = {r.source: score(r.results, value) if isinstance(value, str) else value(r) for r in by_seed}
+        return {source: x for source, x in found.items() if x is not None}
+
+    found = [known(value) for value in values]
+    shown = [r for r in by_seed if any(r.source in each for each in found)]
+    for one, other in itertools.pairwise(shown):
         if one.seed == other.seed:
-            raise ValueError(f"{one.file} and {other.file} are the same run: seed {one.seed} counts once")
+            raise ValueError(f"{one.source} and {other.source} are the same run: seed {one.seed} counts once")
 
-    def linked(known: Iterable[Record]) -> str:
-        return " ".join(f"[{r.seed}]({links}/{r.file.as_posix()})" for r in known)
+    def linked(sources: Iterable[Path]) -> str:
+        return " ".join(f"[{r.seed}]({r.source.as_posix()})" for r in shown if r.source in sources)
 
-    made = []
-    for value, known in zip(values, having, strict=True):
-        number = mean_and_std([float(value(r)) for r in known]) if known else ""
-        made.append(number + (f" ({linked(known)})" if known and known != runs else ""))
-    return [*made, linked(runs)]
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown, the first column to the left."""
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
-    return "\n".join(re.sub(r"  +", " ", line) for line in lines)
+    return [
+        str(Measured(tuple(each.values()), ())) + (f" ({linked(each)})" if 0 < len(each) < len(shown) else "")
+        for each in found
+    ] + [linked([r.source for r in shown])]
 
 
-def _result(name: str) -> Callable[[Record], Any]:
-    return lambda record: score(record.results, name)
+def table(head: Sequence[str], rows: Iterable[Sequence[Entry]]) -> str:
+    """A table in Markdown, without a title."""
+    return Table("", tuple(head), tuple(map(tuple, rows))).markdown()
 
 
-def cifar10(records: Sequence[Record], links: str) -> str:
+def cifar10(runs: Sequence[Outcome]) -> str:
     """Runs with the recipe's own settings, beside the paper's."""
-    rows = []
-    for name, values in PAPER.items():
-        theirs = (values.get(NAMES.get(column, column)) for column in COLUMNS)
-        rows.append([f"paper, {name}", *("" if x is None else f"{x:.2f}" for x in theirs)])
-    ours = [r for r in records if is_main(r)]
-    for epochs in sorted({r.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
-        columns = [
-            cells([r for r in ours if r.epochs == epochs and r.column == c], _accuracies(), links) for c in COLUMNS
-        ]
+    rows: list[Sequence[Entry]] = [
+        (f"paper, {name}", *(values.get(NAMES.get(column, column)) for column in COLUMNS))
+        for name, values in PAPER.items()
+    ]
+    ours = [r for r in runs if is_main(r)]
+    for epochs in sorted({r.settings.epochs for r in ours}, key=lambda epochs: (epochs != 200, -epochs)):
+        these = [r for r in ours if r.settings.epochs == epochs]
+        columns = [cells([r for r in these if column(r) == name], ("knn", "linear")) for name in COLUMNS]
         for name, row in zip(("k-NN", "linear", RUNS), zip(*columns, strict=True), strict=True):
             rows.append([f"**ours, {name}, {epochs} epochs**", *row])
     return table(["CIFAR-10, accuracy in percent", *COLUMNS], rows)
 
 
-def _accuracies() -> list[Callable[[Record], Any]]:
-    return [_result("knn"), _result("linear")]
-
-
-def is_main(record: Record) -> bool:
+def is_main(run: Outcome) -> bool:
     """Whether it has the settings of the recipe cifar10, but for objective, method, epochs and seed."""
-    return record.recipe == "cifar10" and record.column is not None and not record.differences
+    return run.settings.recipe == "cifar10" and column(run) is not None and not run.differences
 
 
-def geometry(records: Sequence[Record], links: str) -> str:
+def geometry(runs: Sequence[Outcome]) -> str:
     """Where the embeddings of those runs end: how far pairs are apart, and how much of the sphere is used."""
-    ours = [r for r in records if is_main(r) and _result("alignment")(r) is not None]
+    ours = [r for r in runs if is_main(r) and r.score("alignment") is not None]
     rows = [
-        [name, str(epochs), *cells(runs, [_late("alignment"), *map(_result, GEOMETRY)], links)]
-        for epochs in sorted({r.epochs for r in ours})
+        [name, str(epochs), *cells(these, [_late("alignment"), *GEOMETRY])]
+        for epochs in sorted({r.settings.epochs for r in ours})
         for name in COLUMNS
-        if (runs := [r for r in ours if r.epochs == epochs and r.column == name])
+        if (these := [r for r in ours if r.settings.epochs == epochs and column(r) == name])
     ]
     if not rows:
         return "No run is archived yet."
@@ -196,124 +165,116 @@ def geometry(records: Sequence[Record], links: str) -> str:
     return table(head, rows)
 
 
-def _late(name: str) -> Callable[[Record], Any]:
+def _late(name: str) -> Callable[[Outcome], float | None]:
     """The mean of a column of its metrics over the last epochs: a row there is of one batch."""
 
-    def value(record: Record) -> Any:
-        rows = record.contents.get("metrics", ())
-        late = [row[name] for row in rows[-LATE:] if isinstance(row.get(name), int | float)]
+    def value(run: Outcome) -> float | None:
+        late = [x for row in run.metrics[-LATE:] if (x := row.get(name)) is not None]
         return statistics.fmean(late) if len(late) == LATE else None
 
     return value
 
 
-def others(records: Sequence[Record], links: str) -> str:
+def others(runs: Sequence[Outcome]) -> str:
     """Runs on images with other settings, or on other data."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for r in records:
-        if r.task == "images" and not is_main(r):
-            differs = _listed(r.differences)
-            groups.setdefault((r.recipe, label(r), differs, str(r.epochs)), []).append(r)
+    groups: dict[tuple[str, ...], list[Outcome]] = {}
+    for r in runs:
+        s = r.settings
+        if s.task.name == "images" and not is_main(r):
+            groups.setdefault((s.recipe, label(r), _listed(r.differences), str(s.epochs)), []).append(r)
     if not groups:
         return "No run is archived yet."
-    rows = [[*key, *cells(g, _accuracies(), links)] for key, g in sorted(groups.items())]
+    rows = [[*key, *cells(group, ("knn", "linear"))] for key, group in sorted(groups.items())]
     return table(["recipe", "objective", "differs from the recipe", "epochs", "k-NN", "linear", RUNS], rows)
 
 
 def _text(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _listed(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"`{key} {_text(value)}`" for key, value in settings.items())
 
 
-def text(records: Sequence[Record], links: str) -> str:
+def text(runs: Sequence[Outcome], starts: Sequence[WarmStart]) -> str:
     """Runs on sentences: those of the settings that most runs have, the alphas of KL, and the rest."""
     # A run without a score has nothing to show.
-    found = [r for r in records if r.task == "text" and any(_result(task)(r) is not None for task in TASKS)]
-    starts = [r for r in records if r.task == "warm_start"]
-    common = _common(found)
-    usual = [r for r in found if _key(r) == common]
-    main = [r for r in usual if r.column and "alpha" not in r.differences]
-    shown = {"warm start": starts} if starts else {}
-    shown |= {name: [r for r in main if r.column == name] for name in PAPER_TEXT}
-    rows = []
-    for name, runs in shown.items():
-        *scores, linked = _sts(runs, links)
-        rows.append([name, *scores, f"{PAPER_TEXT[name]:.2f}" if name in PAPER_TEXT else "", linked])
+    found = [r for r in runs if r.settings.task.name == "text" and any(r.score(task) is not None for task in TASKS)]
+    keys = [_key(r) for r in found]
+    common = max(keys, key=lambda key: (keys.count(key), key), default=())
+    usual = [r for r, key in zip(found, keys, strict=True) if key == common]
+    main = [r for r in usual if column(r) and "alpha" not in r.differences]
+    columns = {name: [r for r in main if column(r) == name] for name in PAPER_TEXT}
+    shown: dict[str, Sequence[Scored]] = {**({"warm start": starts} if starts else {}), **columns}
+    rows: list[Sequence[Entry]] = []
+    for name, runs_shown in shown.items():
+        *scores, linked = cells(runs_shown, TASKS)
+        rows.append([name, *scores, PAPER_TEXT.get(name), linked])
     head = ["Spearman's correlation x 100", *(f"ours, {task}" for task in TASKS), "paper, BERT-base, avg", RUNS]
     parts = [table(head, rows)]
     if not found:
         parts.append("No run of ours is archived yet.")
     else:
         epochs, *more = _words(usual[0], starts, without=("alpha",))
-        parts.append(", ".join([f"Each run of ours above is {epochs} of the recipe `{usual[0].recipe}`", *more]) + ".")
+        words = [f"Each run of ours above is {epochs} of the recipe `{usual[0].settings.recipe}`", *more]
+        parts.append(", ".join(words) + ".")
     if any(_evaluations(r) for r in main):
         shares = [f"after {share:.1%} of it".replace(".0%", "%") for share in ON_THE_WAY]
-        rows = [[name, *_development(runs, links)] for name, runs in shown.items() if runs and runs is not starts]
+        rows = [[name, *_development(each)] for name, each in columns.items() if each]
         parts.append(table(["STS-B dev in training", "chosen step", "its score", *shares, RUNS], rows))
-    alphas = [r for r in usual if r.column == "KL"]
-    swept = {alpha: runs for alpha in ALPHAS if (runs := [r for r in alphas if r.settings.get("alpha") == alpha])}
+    alphas = [r for r in usual if column(r) == "KL"]
+    swept = {alpha: each for alpha in ALPHAS if (each := [r for r in alphas if r.settings.alpha == alpha])}
     if len(swept) > 1:
-        rows = [[f"{alpha:,.0f}", *_sts(runs, links)] for alpha, runs in swept.items()]
+        rows = [[f"{alpha:,.0f}", *cells(each, TASKS)] for alpha, each in swept.items()]
         parts.append(table(["KL, alpha", *TASKS, RUNS], rows))
         main += itertools.chain(*swept.values())
     done = {id(r) for r in main}
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[Outcome]] = {}
     for r in found:
         if id(r) not in done:
             groups.setdefault(", ".join([label(r), *_words(r, starts)]), []).append(r)
     if groups:
-        rows = [[name, *_sts(runs, links)] for name, runs in groups.items()]
+        rows = [[name, *cells(each, TASKS)] for name, each in groups.items()]
         parts.append(table(["other settings", *TASKS, RUNS], rows))
     return "\n\n".join(parts)
 
 
-def _sts(runs: Sequence[Record], links: str) -> list[str]:
-    return cells(runs, [_result(task) for task in TASKS], links)
-
-
-def _words(record: Record, starts: Sequence[Record], without: Sequence[str] = ()) -> list[str]:
+def _words(run: Outcome, starts: Sequence[WarmStart], without: Sequence[str] = ()) -> list[str]:
     """Epochs, the start if it is one of these, and what else differs from the recipe."""
-    differing = {key: value for key, value in record.differences.items() if key not in without}
-    words = ["one epoch" if record.epochs == 1 else f"{record.epochs} epochs"]
+    differing = {key: value for key, value in run.differences.items() if key not in without}
+    words = ["one epoch" if run.settings.epochs == 1 else f"{run.settings.epochs} epochs"]
     # A warm start's command is "python experiments/warm_start.py train TEXT MODEL ...". Where MODEL lay says nothing.
-    if any(shlex.split(start.contents.get("command", ""))[4:5] == [differing.get("model")] for start in starts):
+    if any(shlex.split(start.command)[4:5] == [differing.get("model")] for start in starts):
         del differing["model"]
         words.append("from the warm start")
     return [*words, f"with {_listed(differing)}"] if differing else words
 
 
-def _evaluations(record: Record) -> list[tuple[float, float]]:
+def _evaluations(run: Outcome) -> list[tuple[float, float]]:
     """The share of the run, and the development score then."""
-    rows = [row for row in record.contents.get("metrics", ()) if isinstance(row.get("stsb_dev"), int | float)]
-    return [(row["step"] / rows[-1]["step"], row["stsb_dev"]) for row in rows]
+    rows = [(row["step"] or 0.0, x) for row in run.metrics if (x := row.get("stsb_dev")) is not None]
+    return [(step / rows[-1][0], x) for step, x in rows]
 
 
-def _development(runs: Sequence[Record], links: str) -> list[str]:
-    def at(share: float) -> Callable[[Record], Any]:
-        return lambda record: next((score for done, score in _evaluations(record) if abs(done - share) < 1e-6), None)
+def _development(runs: Sequence[Outcome]) -> list[str]:
+    def at(share: float) -> Callable[[Outcome], float | None]:
+        return lambda run: next((score for done, score in _evaluations(run) if abs(done - share) < 1e-6), None)
 
     steps = ", ".join(str(r.results["step"]) for r in sorted(runs, key=lambda r: r.seed) if _evaluations(r))
-    return [steps, *cells(runs, [_result("stsb_dev"), *map(at, ON_THE_WAY)], links)]
+    return [steps, *cells(runs, ["stsb_dev", *map(at, ON_THE_WAY)])]
 
 
-def _key(record: Record) -> tuple[tuple[str, str], ...]:
+def _key(run: Outcome) -> tuple[tuple[str, str], ...]:
     """What differs from the recipe, but for alpha; with the epochs, which a recipe of sentences leaves as they are."""
-    differing = {key: _text(value) for key, value in record.differences.items() if key != "alpha"}
-    return tuple(sorted({**differing, "epochs": str(record.epochs)}.items()))
+    differing = {key: _text(value) for key, value in run.differences.items() if key != "alpha"}
+    return tuple(sorted({**differing, "epochs": str(run.settings.epochs)}.items()))
 
 
-def _common(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
-    keys = [_key(r) for r in records]
-    return max(keys, key=lambda key: (keys.count(key), key), default=())
-
-
-def tables(results: Path, links: str = "../results") -> dict[str, str]:
+def tables(results: Path) -> dict[str, str]:
     """All tables, by the name of their markers."""
-    records = load(results)
-    return {make.__name__: make(records, links) for make in (cifar10, geometry, others, text)}
+    runs = load(results)
+    made = {make.__name__: make(runs) for make in (cifar10, geometry, others)}
+    return {**made, "text": text(runs, warm_starts(results))}
 
 
 def page(written: str, made: Mapping[str, str]) -> str:
@@ -331,29 +292,36 @@ def page(written: str, made: Mapping[str, str]) -> str:
     return written
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or check it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def page_parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """The options of a script that writes the tables of a page in docs/."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is out of date")
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of the archived runs")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reproduction.md", help="the page")
-    options = parser.parse_args(arguments)
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / name, help="the page")
+    return parser
+
+
+def update(options: argparse.Namespace, made: Mapping[str, str], script: str) -> int:
+    """Write the tables of a page, or check them."""
+    before = options.page.read_text(encoding="utf-8")
+    after = page(before, made)
+    if options.check and before != after:
+        print(f"{options.page} is out of date: run python experiments/{script}", file=sys.stderr)
+        return 1
+    if before != after:
+        options.page.write_text(after, encoding="utf-8")
+    print(f"{options.page}: {'written' if before != after else 'up to date'}")
+    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the page, or check it."""
+    options = page_parser(__doc__, "reproduction.md").parse_args(arguments)
     try:
-        before = options.page.read_text(encoding="utf-8")
-        after = page(before, tables(options.results))
+        return update(options, tables(options.results), "reproduction.py")
     except (OSError, ValueError) as error:
         print(f"reproduction.py: error: {error}", file=sys.stderr)
         return 2
-    if options.check:
-        if before != after:
-            print(f"{options.page} is out of date: run python experiments/reproduction.py", file=sys.stderr)
-        else:
-            print(f"{options.page} agrees with the archived runs")
-        return int(before != after)
-    if before != after:
-        options.page.write_text(after, encoding="utf-8")
-    print(f"{options.page}: {'written' if before != after else 'was up to date'}")
-    return 0
 
 
 if __name__ == "__main__":

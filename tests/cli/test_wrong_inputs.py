@@ -222,7 +222,7 @@ OPTIONS = [
     Case("train digits --accumulate 0", "accumulate|0"),
     Case("train digits --learning-rate inf", "learning_rate|finite|inf"),
     Case("train digits --learning-rate nan", "learning_rate|finite|nan"),
-    Case("train digits --learning-rate 0", "learning_rate|positive|0"),
+    Case("train digits --learning-rate 0", "learning_rate|above 0|0"),
     Case("train digits --learning-rate -0.1", "learning_rate|-0.1"),
     Case("train digits --weight-decay -1", "weight_decay|-1"),
     Case("train digits --weight-decay inf", "weight_decay|finite|inf"),

@@ -101,10 +101,10 @@ def test_wrong_values_are_refused_by_name(name: str, value: Any) -> None:
         ({"divergence": "tsallis"}, "order", 1.0), ({"divergence": "tsallis"}, "order", float("inf")),
         ({"objective": "infonce"}, "temperature", float("inf")), ({"method": "moco"}, "encoder_momentum", 2),
         ({"method": "moco"}, "encoder_momentum_end", 0.5), ({"method": "mocov3"}, "encoder_momentum_end", 2),
-        ({"method": "moco"}, "queue", 0),
+        ({"method": "moco"}, "queue", 0), ({}, "queue", 0),
     ],
 )  # fmt: skip
-def test_numbers_are_checked_by_the_group_that_is_used(owner: dict[str, Any], name: str, value: Any) -> None:
+def test_numbers_are_checked_whether_their_group_is_used_or_not(owner: dict[str, Any], name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         recipe("cifar10", **owner, **{name: value})
 
@@ -257,12 +257,14 @@ def test_a_method_that_is_registered_later_brings_its_options(register: Register
     @dataclass(frozen=True)
     class ToyOptions(MethodOptions):
         method: ClassVar[type[Method]] = SimCLR
-        toy_width: int = option(3, "Width.")
+        toy_width: int = option(3, "Width.", above=2)
 
     before = schema_of("images")
     register("toy", ToyOptions)
     assert recipe("digits", method="toy", toy_width=4)[ToyOptions] == ToyOptions(4)
     assert "method toy" in recipe("digits", toy_width=4).unused()["toy_width"]
+    with pytest.raises(ValueError, match=r"toy_width must be above 2, .*1"):
+        recipe("digits", method="toy", toy_width=1)
     assert recipe("digits").hash == HASHES["digits"]
     assert "toy_width" not in before.options
     METHODS.unregister(register.names.pop())

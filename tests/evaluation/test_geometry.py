@@ -258,7 +258,7 @@ BROKEN = torch.tensor([[1.0, 0.0], [float("nan"), 0.0]])
         (lambda: alignment(X, X[:3]), r"\(4, 4\) and \(3, 4\)"),
         (lambda: alignment(BROKEN, BROKEN), "1 of 2 rows"),
         (lambda: uniformity(X[:1]), "at least 2"),
-        (lambda: uniformity(X, t=0.0), "t must be positive"),
+        (lambda: uniformity(X, t=0.0), "t must be a positive number"),
         (lambda: effective_rank(torch.zeros(3, 3)), "zero"),
         (lambda: effective_rank(X.long()), "int64"),
         (lambda: rankme(X, epsilon=-1.0), "epsilon.*-1"),

@@ -50,7 +50,7 @@ def test_a_line_for_each_column_of_the_lowest_seed(tmp_path: Path) -> None:
     put(tmp_path, "other", alpha=10.0)
     put(tmp_path, "long", divergence="pearson", epochs=800)
     runs = curves.chosen(reproduction.load(tmp_path))
-    assert {name: run.file.stem for name, run in runs.items()} == {"SimCLR": "simclr", "KL": "kl0", "JS": "js"}
+    assert {name: run.source.stem for name, run in runs.items()} == {"SimCLR": "simclr", "KL": "kl0", "JS": "js"}
     words = "".join(ET.fromstring(curves.draw(runs)).itertext())
     assert [name for name in reproduction.COLUMNS if name in words] == ["SimCLR", "KL", "JS"]
     assert all(title in words for title in curves.PANELS.values())

@@ -12,15 +12,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 
 import label_free
-from label_free import Run, correlations
+from label_free import correlations
 
 RANKS = [3.0, 9.0, 1.0, 7.0, 5.0, 8.0]
 KNN = [50.0, 70.0, 40.0, 60.0, 80.0, 75.0]
 
 
-def runs(**changes: float) -> list[Run]:
+def runs(**changes: float) -> list[dict[str, float | None]]:
     return [
-        Run({}, {"effective_rank": rank, "alignment": -rank, "knn": knn, "linear": 100 - knn, **changes})
+        {"effective_rank": rank, "alignment": -rank, "knn": knn, "linear": 100 - knn, **changes}
         for rank, knn in zip(RANKS, KNN, strict=True)
     ]
 
@@ -39,7 +39,7 @@ def test_correlations_by_plain_loops() -> None:
 
 
 def test_runs_without_the_score_do_not_count() -> None:
-    some = [*runs(), Run({}, {"effective_rank": None, "knn": 99.0, "linear": 99.0})]
+    some = [*runs(), {"effective_rank": None, "knn": 99.0, "linear": 99.0}]
     assert correlations(some, "effective_rank")[0] == "6"
     assert correlations(some, "rankme") == ["0", "", "", "", "", ""]
     assert "RankMe" not in label_free.correlation_table(some)
@@ -62,7 +62,7 @@ def test_a_sweep_is_collected_without_the_machine_s_paths(tmp_path: Path) -> Non
     out = tmp_path / "out.json"
     assert label_free.main(["--collect", str(sweep), "--json", str(out)]) == 0
     found = json.loads(out.read_text())
-    assert found["command"] == "fmicl sweep digits --alpha 1"
+    assert found["command"] == "fmicl sweep digits --alpha 1 --out RUN"
     assert found["runs"] == [{"hash": "one", "settings": {"alpha": 1.0}, "results": {"knn": 90.0}}]
     assert found["commit"] == "abc"
     assert "/home" not in out.read_text()

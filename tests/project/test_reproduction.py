@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from fmicl.config import Settings, recipe
+from fmicl.reproduce import archive
+from fmicl.runs.folder import Run
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "experiments"))
 
@@ -44,6 +46,18 @@ def run_folder(path: Path, name: str = "cifar10", commit: str | None = "abc123",
     (path / "results.json").write_text(json.dumps(results))
     (path / "metrics.csv").write_text("epoch,loss,knn\n1,2.5,\n2,nan,84.0\n")
     return path
+
+
+def make_record(run: Path, commit: str | None = None) -> dict[str, Any]:
+    return archive.make_record(Run(run), commit)
+
+
+def differences(told: dict[str, Any]) -> dict[str, Any]:
+    return archive.outcome_of(told, Path()).differences
+
+
+def filed(told: dict[str, Any]) -> Path:
+    return archive.record_path(archive.outcome_of(told, Path()))
 
 
 def text_record(**changes: Any) -> dict[str, Any]:
@@ -100,16 +114,16 @@ def test_a_command_on_record_names_no_folder_of_the_machine(tmp_path: Path, word
     told = json.loads((run / "settings.json").read_text())
     told["command"] = ["fmicl", "train", "cifar10", *words.split()]
     (run / "settings.json").write_text(json.dumps(told))
-    assert record.make_record(run)["command"] == f"fmicl train cifar10 {shown}"
+    assert make_record(run)["command"] == f"fmicl train cifar10 {shown}"
 
 
 def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "run", blur=0.5, alpha=10.0, monitor_every=1, workers=0, queue=128)
-    told = record.make_record(run)
-    assert record.differences(told) == {"blur": 0.5, "alpha": 10.0}
-    assert record.record_path(told) == Path("cifar10", f"kl-2e-alpha=10-blur=0.5-s0-{told['hash']}.json")
-    infonce = record.make_record(run_folder(tmp_path / "other", objective="infonce", alpha=10.0))
-    assert record.record_path(infonce).name == f"infonce-2e-s0-{infonce['hash']}.json"  # alpha has no effect there
+    told = make_record(run)
+    assert differences(told) == {"blur": 0.5, "alpha": 10.0}
+    assert filed(told) == Path("cifar10", f"kl-2e-alpha=10-blur=0.5-s0-{told['hash']}.json")
+    infonce = make_record(run_folder(tmp_path / "other", objective="infonce", alpha=10.0))
+    assert filed(infonce).name == f"infonce-2e-s0-{infonce['hash']}.json"  # alpha has no effect there
     many: dict[str, Any] = {
         "method": "moco",
         "symmetric": True,
@@ -118,7 +132,7 @@ def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
         "gamma": 2.5,
         "learning_rate": 0.3,
     }
-    long = record.record_path(record.make_record(run_folder(tmp_path / "long", "digits", shift="optimal", **many)))
+    long = filed(make_record(run_folder(tmp_path / "long", "digits", shift="optimal", **many)))
     assert long.parent == Path("digits")
     assert long.stem.startswith("moco-kl-2e-queue=8192-symmetric-")
     assert len(long.stem) <= 60
@@ -139,7 +153,7 @@ def test_what_differs_from_the_recipe_is_in_the_name(tmp_path: Path) -> None:
 def test_a_value_that_auto_would_choose_is_no_difference(
     changes: dict[str, Any], differs: dict[str, Any], tmp_path: Path
 ) -> None:
-    assert record.differences(record.make_record(run_folder(tmp_path / "run", **changes))) == differs
+    assert differences(make_record(run_folder(tmp_path / "run", **changes))) == differs
 
 
 @pytest.mark.parametrize(
@@ -156,7 +170,7 @@ def test_the_choice_of_the_text_encoder_tells_runs_apart(
 ) -> None:
     """How often STS-B dev is evaluated matters only if it chooses the encoder."""
     told = text_record(model="bert-base-uncased", sts_every=sts_every)
-    assert record.differences({**told, "data": {"samples": 3, "stsb_dev": stsb_dev}}) == differs
+    assert differences({**told, "data": {"samples": 3, "stsb_dev": stsb_dev}}) == differs
 
 
 def test_a_record_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +217,7 @@ def test_all_finished_runs_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_results_on_other_data_are_not_the_runs_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = {"knn": 84.0, "split": "test", "data_dir": "/home/someone/moved"}
-    assert record.make_record(run_folder(tmp_path / "moved", results=results))["results"] == {
+    assert make_record(run_folder(tmp_path / "moved", results=results))["results"] == {
         "knn": 84.0,
         "split": "test",
     }
@@ -215,10 +229,10 @@ def test_results_on_other_data_are_not_the_runs_own(tmp_path: Path, capsys: pyte
 
 def test_the_commit_is_the_runs_own_or_the_one_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     unknown = run_folder(tmp_path / "unknown", commit=None)
-    assert record.make_record(unknown, "9ca1ca6")["commit"] == "9ca1ca6"
-    assert record.make_record(unknown)["commit"] is None
+    assert make_record(unknown, "9ca1ca6")["commit"] == "9ca1ca6"
+    assert make_record(unknown)["commit"] is None
     known = run_folder(tmp_path / "known", commit="abc123")
-    assert record.make_record(known, "abc")["commit"] == "abc123"
+    assert make_record(known, "abc")["commit"] == "abc123"
     assert record.main([str(known), "--commit", "9ca1ca6"]) == 2
     assert "was made at commit abc123, not 9ca1ca6" in capsys.readouterr().err
     (known / "results.json").unlink()
@@ -229,8 +243,8 @@ def test_the_commit_is_the_runs_own_or_the_one_named(tmp_path: Path, capsys: pyt
 def test_runs_on_sentences_and_their_warm_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = {"STSB": 70.0, "avg": 64.0, "pairs": {"STSB": 1379}}
     run = run_folder(tmp_path / "run", "wikipedia", results=results, objective="infonce", model="/home/x/warm")
-    made = record.make_record(run)
-    assert record.record_path(made) == Path("wikipedia", f"infonce-1e-s0-{made['hash']}.json")
+    made = make_record(run)
+    assert filed(made) == Path("wikipedia", f"infonce-1e-s0-{made['hash']}.json")
     assert made["settings"]["model"] == "warm"
     assert made["results"]["STSB"] == 70.0
 
@@ -270,13 +284,11 @@ def rows_of(table: str) -> dict[str, list[str]]:
 
 def test_cifar10_is_the_mean_over_seeds_of_runs_with_the_recipes_settings(tmp_path: Path) -> None:
     for i, (seed, knn) in enumerate(((0, 84.0), (1, 85.0), (2, 86.0))):
-        told = record.make_record(
-            run_folder(tmp_path / f"{i}", seed=seed, epochs=200, results={"knn": knn, "linear": 88.0})
-        )
+        told = make_record(run_folder(tmp_path / f"{i}", seed=seed, epochs=200, results={"knn": knn, "linear": 88.0}))
         put(tmp_path, **{f"kl{seed}": told})
-    put(tmp_path, moco=record.make_record(run_folder(tmp_path / "m", method="moco", objective="infonce", epochs=800)))
-    put(tmp_path, other=record.make_record(run_folder(tmp_path / "o", alpha=10.0, epochs=200, results={"knn": 50.0})))
-    put(tmp_path, mixed=record.make_record(run_folder(tmp_path / "x", method="moco", epochs=200)))
+    put(tmp_path, moco=make_record(run_folder(tmp_path / "m", method="moco", objective="infonce", epochs=800)))
+    put(tmp_path, other=make_record(run_folder(tmp_path / "o", alpha=10.0, epochs=200, results={"knn": 50.0})))
+    put(tmp_path, mixed=make_record(run_folder(tmp_path / "x", method="moco", epochs=200)))
     put(tmp_path, benchmark={"cells": []})
     made = reproduction.tables(tmp_path)
     rows = rows_of(made["cifar10"])
@@ -298,11 +310,11 @@ def test_cifar10_is_the_mean_over_seeds_of_runs_with_the_recipes_settings(tmp_pa
 def test_geometry_is_of_the_same_runs_and_of_their_last_epochs(tmp_path: Path) -> None:
     ends = {"knn": 84.0, "linear": 88.0, "alignment": 0.25, "uniformity": -3.8, "effective_rank": 90.0}
     for seed, late in ((0, 0.2), (1, 0.4)):
-        told = record.make_record(run_folder(tmp_path / f"{seed}", seed=seed, epochs=200, results=ends))
+        told = make_record(run_folder(tmp_path / f"{seed}", seed=seed, epochs=200, results=ends))
         rows = [{"epoch": e, "alignment": 1.0 if e <= 180 else late} for e in range(1, 201)]
         put(tmp_path, **{f"kl{seed}": {**told, "metrics": rows}})
-    put(tmp_path, short=record.make_record(run_folder(tmp_path / "s", divergence="js", epochs=10, results=ends)))
-    put(tmp_path, other=record.make_record(run_folder(tmp_path / "o", alpha=10.0, epochs=200, results=ends)))
+    put(tmp_path, short=make_record(run_folder(tmp_path / "s", divergence="js", epochs=10, results=ends)))
+    put(tmp_path, other=make_record(run_folder(tmp_path / "o", alpha=10.0, epochs=200, results=ends)))
     shown = reproduction.tables(tmp_path)["geometry"].splitlines()[2:]
     spread = "0.25 ± 0.00 | -3.80 ± 0.00 | 90.00 ± 0.00"
     assert shown == [
@@ -312,9 +324,9 @@ def test_geometry_is_of_the_same_runs_and_of_their_last_epochs(tmp_path: Path) -
 
 
 def test_a_seed_counts_once(tmp_path: Path) -> None:
-    told = record.make_record(run_folder(tmp_path / "run"))
+    told = make_record(run_folder(tmp_path / "run"))
     put(tmp_path, a=told, b=told)
-    with pytest.raises(ValueError, match=r"a\.json and b\.json are the same run: seed 0 counts once"):
+    with pytest.raises(ValueError, match=r"a\.json and .*b\.json are the same run: seed 0 counts once"):
         reproduction.tables(tmp_path)
 
 
@@ -325,14 +337,14 @@ def test_sentences_are_beside_the_papers_bert_and_the_warm_start(tmp_path: Path)
         kl0=text_record(),
         kl1=text_record(seed=1, results={"avg": 66.0, "STSB": 70.0}),
         simcse=text_record(objective="infonce"),
-        start={**START, "results": {"avg": 40.0, "pooling": "cls"}},
+        **{"warm-start-s0": {**START, "results": {"avg": 40.0, "pooling": "cls"}}},
     )
     shown = reproduction.tables(tmp_path)["text"]
     rows = rows_of(shown)
     links = "[0](../results/kl0.json) [1](../results/kl1.json)"
     assert rows["KL"][-3:] == ["65.00 ± 1.41", "78.02", links]
     assert rows["KL"][0] == "60.00 ([0](../results/kl0.json))"  # of one of the two
-    assert rows["warm start"][-3:] == ["40.00", "", "[0](../results/start.json)"]
+    assert rows["warm start"][-3:] == ["40.00", "", "[0](../results/warm-start-s0.json)"]
     assert rows["SimCSE"][-3:] == ["64.00", "77.40", "[0](../results/simcse.json)"]
     assert rows["VLC"] == [*[""] * 8, "55.07", ""]
     assert "Each run of ours above is one epoch of the recipe `wikipedia`, with `model warm`." in shown
@@ -357,7 +369,7 @@ def test_runs_on_sentences_without_a_score_are_not_what_most_runs_are(tmp_path: 
 def test_a_warm_starts_folder_is_said_in_words_and_other_models_by_name(tmp_path: Path, model: str, said: str) -> None:
     command = "python experiments/warm_start.py train wiki.txt MODEL --vocabulary roberta-base"
     start = {**START, "command": command, "results": {"avg": 40.0}}
-    put(tmp_path, kl=text_record(model=model), start=start)
+    put(tmp_path, **{"kl": text_record(model=model), "warm-start-s0": start})
     assert f"Each run of ours above is one epoch of the recipe {said}" in reproduction.tables(tmp_path)["text"]
 
 
@@ -404,13 +416,16 @@ def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_archived_runs_have_settings_of_this_version_and_their_names() -> None:
-    runs = [r for r in reproduction.load(ROOT / "results") if r.task != "warm_start"]
+    archived = {file: json.loads(file.read_text()) for file in (ROOT / "results").rglob("*.json")}
+    keys = {"recipe", "task", "results"}
+    runs = {file: told for file, told in archived.items() if isinstance(told, dict) and keys <= told.keys()}
     assert len(runs) > 80
-    for run in runs:
-        settings = Settings.from_json(run.recipe, run.settings)
-        assert (settings.hash, settings.task.name) == (run.contents["hash"], run.task), run.file
-        assert settings.to_json().items() >= run.settings.items(), run.file  # a later version may have more options
-        assert record.record_path(run.contents) == run.file
+    assert {run.source for run in archive.read_runs(ROOT / "results")} == runs.keys()
+    for file, told in runs.items():
+        settings = Settings.from_json(told["recipe"], told["settings"])
+        assert (settings.hash, settings.task.name) == (told["hash"], told["task"]), file
+        assert settings.to_json().items() >= told["settings"].items(), file  # a later version may have more options
+        assert ROOT / "results" / filed(told) == file
 
 
 def test_the_index_names_each_file_once() -> None:

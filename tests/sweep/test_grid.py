@@ -120,8 +120,8 @@ def test_long_and_equal_labels_are_distinct_folders() -> None:
 @pytest.mark.parametrize(
     ("options", "fact"),
     [
-        ("--epochs 2 0", "epochs must be positive"),
-        ("--flip 0.5 2", "flip must lie in [0, 1]"),
+        ("--epochs 2 0", "epochs must be above 0"),
+        ("--flip 0.5 2", "flip must be at least 0 and at most 1"),
         ("--seed 0 1 0", "--seed has the value 0 twice"),
         ("--divergence", "--divergence needs at least one value"),
         ("--objective fmicl infonce --divergence kl js", "no effect on the results: divergence"),

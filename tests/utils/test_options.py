@@ -8,20 +8,11 @@ from typing import Any, Literal
 
 import pytest
 
-from fmicl.utils.options import (
-    Option,
-    check_fields,
-    check_types,
-    option,
-    options_of,
-    require_at_least_zero,
-    require_fraction,
-    require_positive_fields,
-)
+from fmicl.utils.options import Option, Options, check_types, fraction, option, options_of
 
 
 @dataclass(frozen=True)
-class Base:
+class Base(Options):
     width: int = option(3, "Its width.")
     names: list[str] = field(default_factory=list)
 
@@ -72,22 +63,34 @@ def test_other_types_are_not_checked() -> None:
 
 
 def test_all_fields_are_checked() -> None:
-    check_fields(Derived(rate=0.5))
+    Derived(rate=0.5)
     with pytest.raises(ValueError, match=r"width .*2\.5"):
-        check_fields(Derived(width=2.5))  # type: ignore[arg-type]
+        Derived(width=2.5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("check", "allowed", "refused"),
+    ("declared", "allowed", "refused"),
     [
-        (require_positive_fields, [1, 0.1], [0, -1.0, math.nan, math.inf]),
-        (require_at_least_zero, [0, 0.1], [-0.1, math.nan, math.inf]),
-        (require_fraction, [0, 1, 0.5, None], [-0.1, 1.1, math.nan]),
+        (option(1, "", above=0), [1, 0.1], [0, -1.0, math.nan, math.inf]),
+        (option(1, "", at_least=0), [0, 0.1], [-0.1, math.nan, math.inf]),
+        (option(0.1, "", at_least=0, below=1), [0, 0.9], [-0.1, 1, math.nan]),
+        (fraction(1, ""), [0, 1, 0.5, None], [-0.1, 1.1, math.nan]),
+        (option(1, ""), [-1.0, 0, None], [math.nan, -math.inf]),
     ],
 )
-def test_ranges(check: Any, allowed: list[Any], refused: list[Any]) -> None:
+def test_bounds(declared: Any, allowed: list[Any], refused: list[Any]) -> None:
+    rate = Option("rate", float | None, declared.default, **declared.metadata)
     for value in allowed:
-        check(Derived(rate=value), "rate")
+        rate.check(value)
     for value in refused:
         with pytest.raises(ValueError, match=f"rate .*{value}"):
-            check(Derived(rate=value), "rate")
+            rate.check(value)
+
+
+def test_each_number_of_a_tuple_is_bounded_and_words_are_not() -> None:
+    pair = Option("pair", tuple[float, float], (0.1, 1.0), "", "compute", {"above": 0, "at most": 1})
+    pair.check((0.1, 1.0))
+    for value in ((0.0, 1.0), (0.1, 1.5), (0.1, math.inf)):
+        with pytest.raises(ValueError, match=r"pair .*above 0 and at most 1"):
+            pair.check(value)
+    Option("mu", float | Literal["normalised"], 1.0, "", "compute", {"above": 0}).check("normalised")

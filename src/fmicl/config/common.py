@@ -5,49 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fmicl.utils.options import option, require_at_least_zero, require_positive_fields
+from fmicl.utils.options import Options, option
 
 
 @dataclass(frozen=True)
-class MethodChoice:
+class MethodChoice(Options):
     """The method, by its name in `fmicl.methods.METHODS`."""
 
     method: str = option("simclr", "Which embeddings are pairs, and which are negatives.")
 
 
 @dataclass(frozen=True)
-class ObjectiveChoice:
+class ObjectiveChoice(Options):
     """The objective, by its name in `fmicl.losses.OBJECTIVES`."""
 
     objective: str = option("fmicl", "What is optimised.")
 
 
 @dataclass(frozen=True)
-class OptimisationOptions:
+class OptimisationOptions(Options):
     """Length of the run, batches, optimiser and schedule."""
 
-    epochs: int = option(800, "Passes over the data.")
-    batch_size: int = option(256, "Samples of a batch, over all processes together.")
-    accumulate: int = option(1, "Batches whose gradients are accumulated for one step.")
+    epochs: int = option(800, "Passes over the data.", above=0)
+    batch_size: int = option(256, "Samples of a batch, over all processes together.", above=0)
+    accumulate: int = option(1, "Batches whose gradients are accumulated for one step.", above=0)
     optimizer: Literal["sgd", "adamw", "lars"] = option(
         "sgd", "SGD with momentum 0.9, AdamW, or LARS: SGD with a rate of its own for each layer."
     )
-    learning_rate: float = option(0.1, "Highest learning rate, reached after the warm-up; the schedule takes it to 0.")
+    learning_rate: float = option(
+        0.1, "Highest learning rate, reached after the warm-up; the schedule takes it to 0.", above=0
+    )
     schedule: Literal["cosine", "linear"] = option("cosine", "Decay of the learning rate after the warm-up.")
     scale_learning_rate: bool = option(
         False, "Multiply the learning rate by the samples of a step (batch x accumulate) / 256."
     )
-    weight_decay: float = option(1e-4, "Weight decay; biases and normalisation parameters have none.")
-    warmup_epochs: float = option(10.0, "Epochs of linear warm-up; at most a fifth of all epochs.")
-    clip: float = option(0.0, "Clip the norm of the gradient at this value (0: never).")
-    seed: int = option(0, "Seed of every random number of the run.")
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        require_positive_fields(self, "epochs", "batch_size", "accumulate", "learning_rate")
-        require_at_least_zero(self, "weight_decay", "warmup_epochs", "clip")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie between 0 and 2^63 - 1, but it is {self.seed}")
+    weight_decay: float = option(1e-4, "Weight decay; biases and normalisation parameters have none.", at_least=0)
+    warmup_epochs: float = option(10.0, "Epochs of linear warm-up; at most a fifth of all epochs.", at_least=0)
+    clip: float = option(0.0, "Clip the norm of the gradient at this value (0: never).", at_least=0)
+    seed: int = option(0, "Seed of every random number of the run.", at_least=0, below=2**63)
 
     @property
     def peak_learning_rate(self) -> float:
@@ -57,7 +52,7 @@ class OptimisationOptions:
 
 
 @dataclass(frozen=True)
-class MachineOptions:
+class MachineOptions(Options):
     """Where a run computes, in which precision, and how often it writes a checkpoint.
 
     Device, number of devices, precision and compilation change how numbers are rounded and how a batch is shared out:
@@ -68,18 +63,18 @@ class MachineOptions:
         "auto", "Where to train; auto takes a GPU if there is one.", role="machine"
     )
     devices: int = option(
-        1, "Devices of this machine; under torchrun or SLURM their number comes from there.", role="machine"
+        1, "Devices of this machine; under torchrun or SLURM their number comes from there.", role="machine", above=0
     )
     precision: Literal["auto", "32", "bf16"] = option(
         "auto", "auto: bf16 mixed precision on a GPU that supports it, else 32 bit.", role="rounding"
     )
     compile: Literal["auto", "on", "off"] = option("auto", "torch.compile; auto: on a GPU.", role="machine")
     checkpoint_minutes: float = option(
-        10.0, "Longest time between two checkpoints; epochs of a minute and more end with one anyway.", role="machine"
+        10.0,
+        "Longest time between two checkpoints; epochs of a minute and more end with one anyway.",
+        role="machine",
+        above=0,
     )
-    checkpoint_steps: int = option(0, "Also write a checkpoint every so many steps (0: no).", role="machine")
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        require_positive_fields(self, "devices", "checkpoint_minutes")
-        require_at_least_zero(self, "checkpoint_steps")
+    checkpoint_steps: int = option(
+        0, "Also write a checkpoint every so many steps (0: no).", role="machine", at_least=0
+    )

@@ -27,7 +27,7 @@ from fmicl.divergences import DIVERGENCES
 from fmicl.losses import OBJECTIVES
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions
 from fmicl.methods import METHODS, MethodOptions
-from fmicl.utils.options import Option, check_types, options_of
+from fmicl.utils.options import Option, options_of
 from fmicl.utils.registry import Registry, unknown_name
 
 T = TypeVar("T")
@@ -256,7 +256,7 @@ class Settings:
         for key, value in values.items():
             if key in CHOICES and value not in CHOICES[key]:
                 raise unknown_name(CHOICES[key].kind, value, CHOICES[key].names())
-            check_types(key, value, schema.options[key].type)
+            schema.options[key].check(value)
         groups = {}
         for group in schema.used(values):
             names = [option.name for option in options_of(group.options)]

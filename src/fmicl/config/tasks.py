@@ -15,11 +15,11 @@ from fmicl.losses import OBJECTIVES
 from fmicl.methods.rotation import RotationOptions
 from fmicl.models.text import SentenceEncoderOptions
 from fmicl.models.vision import EncoderOptions, ImageHeadOptions
-from fmicl.utils.options import option
+from fmicl.utils.options import Options, option
 
 
 @dataclass(frozen=True)
-class BatchNormOptions:
+class BatchNormOptions(Options):
     """Batch normalisation over several GPUs."""
 
     sync_batchnorm: bool = option(

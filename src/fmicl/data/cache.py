@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fmicl.utils.locks import wait_for_lock
-from fmicl.utils.options import option
+from fmicl.utils.options import Options, option
 
 
 @dataclass(frozen=True)
-class CacheOptions:
+class CacheOptions(Options):
     """Where the cache is."""
 
     cache_dir: Path | None = option(

@@ -21,6 +21,24 @@ def require_curved(divergence: Divergence) -> None:
         )
 
 
+def require_finite_at_zero(divergence: Divergence, user: str) -> Divergence:
+    """Return a divergence whose f(0) is finite, as is then the divergence from a distribution without some outcomes.
+
+    Raises:
+        ValueError: f(0) is infinite; the message names the user.
+
+    Example:
+        >>> from fmicl import divergence
+        >>> require_finite_at_zero(divergence("js"), "rotation prediction").name
+        'js'
+    """
+    if not bool(divergence.f(0.0).isfinite()):
+        raise ValueError(
+            f"{user} needs a divergence with a finite f(0), but that of {divergence.name} is infinite: take kl or js"
+        )
+    return divergence
+
+
 @dataclass(frozen=True)
 class Critic:
     """A divergence bound to a similarity: scalar functions of z = offset + scale * c, with c = x.y.

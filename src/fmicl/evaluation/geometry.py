@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fmicl.utils.numerics import exact_matmul, normalise
+from fmicl.utils.validation import require_at_least_zero, require_positive
 
 # Tiles of similarities are at most _ROWS x _COLUMNS: 128 MiB on a CPU, where a matrix product of 512 rows reaches full
 # speed, and 512 MiB on a GPU, which needs more rows for that.
@@ -112,8 +113,7 @@ def uniformity(x: Tensor, t: float = 2.0) -> float:
     n = x.shape[0]
     if n < 2:
         raise ValueError("uniformity needs at least 2 rows, got 1")
-    if not t > 0:
-        raise ValueError(f"t must be positive, got {t}")
+    require_positive("t", t)
     logs: list[Tensor] = []
     with exact_matmul(x.device):
         for start in range(0, n, _ROWS_CPU):
@@ -216,8 +216,7 @@ def lidar(views: Tensor, delta: float = 1e-4, epsilon: float = 1e-7) -> float:
     """
     if views.ndim != 3 or min(views.shape[:2]) < 2:
         raise ValueError(f"views must be (N, q, d) with N and q at least 2, got shape {tuple(views.shape)}")
-    if not 0 < delta < math.inf:
-        raise ValueError(f"delta must be positive, got {delta}")
+    require_positive("delta", delta)
     n, q, d = views.shape
     rows = check_matrix(views.flatten(0, 1), "views")
     rounding = (torch.finfo(rows.dtype).eps * float(rows.abs().max())) ** 2
@@ -261,8 +260,7 @@ def _gram_eigenvalues(x: Tensor) -> Tensor:
 
 def _entropy_rank(weights: Tensor, epsilon: float) -> float:
     """Exponential of the entropy of normalised weights plus epsilon; 0 without any weight."""
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon must not be negative, got {epsilon}")
+    require_at_least_zero("epsilon", epsilon)
     if not bool(weights.any()):
         return 0.0
     return float(torch.special.entr(weights / weights.sum() + epsilon).sum().exp())
@@ -293,8 +291,7 @@ def pair_distances(x: Tensor, y: Tensor, *, max_negatives: int = 100_000, seed: 
     n = x.shape[0]
     if n < 2:
         raise ValueError("pair_distances needs at least 2 rows for a negative pair, got 1")
-    if max_negatives < 1:
-        raise ValueError(f"max_negatives must be at least 1, got {max_negatives}")
+    require_positive("max_negatives", max_negatives)
     if n * (n - 1) // 2 <= max_negatives:
         first, second = torch.triu_indices(n, n, offset=1)
     else:

@@ -16,6 +16,7 @@ from torch.nn import functional
 from fmicl.evaluation.geometry import check_matrix, stream_neighbours
 from fmicl.evaluation.logistic import LogisticRegression
 from fmicl.utils.numerics import exact_matmul
+from fmicl.utils.validation import require_positive
 
 WEIGHT_DECAYS: tuple[float, ...] = tuple(10.0 ** (-e / 2) for e in range(15))
 """The probe's grid: from 1 to 1e-7 in half decades."""
@@ -60,8 +61,7 @@ def knn_predict(
         tensor([7, 3])
     """
     _check_labels(train_labels, train_features, "train")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
+    require_positive("temperature", temperature)
     classes, codes = _class_codes(train_labels)
     codes = codes.to(train_features.device)
     votes: list[Tensor] = []
@@ -177,8 +177,7 @@ def linear_probe(
         raise ValueError(f"weight_decays must be positive numbers, at least one, got {path}")
     if not 0 < validation < 1:
         raise ValueError(f"validation must lie between 0 and 1, got {validation}")
-    if max_iterations < 1:
-        raise ValueError(f"max_iterations must be at least 1, got {max_iterations}")
+    require_positive("max_iterations", max_iterations)
     train = check_matrix(train_features, "train_features").float()
     test = check_matrix(test_features, "test_features").to(train)
     if test.shape[1] != train.shape[1]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from fmicl.evaluation.geometry import alignment, check_matrix, uniformity, unit_rows
+from fmicl.utils.validation import require_positive
 
 Encode = Callable[[Sequence[str]], Tensor]
 """Maps B sentences to embeddings (B, d) on any device; only directions matter."""
@@ -203,8 +204,7 @@ def evaluate_tasks(
         >>> evaluate_tasks(encode, {"mine": task})["mine"]
         100.0
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be positive, got {batch_size}")
+    require_positive("batch_size", batch_size)
     sentences = {sentence for task in tasks.values() for sentence in (*task.first, *task.second)}
     index, rows = _embed(encode, sentences, batch_size, progress)
     embedded = {name: _embedded_pairs(task, index, rows) for name, task in tasks.items()}

@@ -12,7 +12,7 @@ from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
 from fmicl.utils.learnable import Scalar, require_positive_scalar
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import Negatives, require_power
 
 
@@ -59,13 +59,11 @@ class AlignUniformOptions(ObjectiveOptions):
     """Options of alignment and uniformity."""
 
     uniformity_gamma: float = option(
-        2.0, "Inverse width of the Gaussian kernel in the uniformity term: Wang and Isola's t, and their value."
+        2.0,
+        "Inverse width of the Gaussian kernel in the uniformity term: Wang and Isola's t, and their value.",
+        above=0,
     )
-    uniformity_weight: float = option(1.0, "Weight of the uniformity term.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_fields(self, "uniformity_gamma", "uniformity_weight")
+    uniformity_weight: float = option(1.0, "Weight of the uniformity term.", above=0)
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fmicl.losses import functional
 from fmicl.losses.registry import ObjectiveContext, register_objective
 from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import require_positive
 
 
@@ -59,12 +59,8 @@ class BarlowTwinsOptions(BatchStatisticsOptions):
 
     collapse_hint = "Lower --learning-rate, or change --redundancy-weight."
 
-    redundancy_weight: float = option(0.005, "Weight of the off-diagonal terms of the cross-correlation.")
-    barlow_scale: float = option(1.0, "Factor of the loss; solo-learn has 0.1 on CIFAR-10.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_fields(self, "redundancy_weight", "barlow_scale")
+    redundancy_weight: float = option(0.005, "Weight of the off-diagonal terms of the cross-correlation.", above=0)
+    barlow_scale: float = option(1.0, "Factor of the loss; solo-learn has 0.1 on CIFAR-10.", above=0)
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module.

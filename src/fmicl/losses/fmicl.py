@@ -25,7 +25,7 @@ from fmicl.losses.targets import LabelNegatives
 from fmicl.theory import push, uniformity
 from fmicl.utils.learnable import Scalar, leaf_tensors
 from fmicl.utils.live_objects import remember
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import Negatives
 
 LARGEST_PUSH = 1.5
@@ -187,11 +187,14 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
     """Options of f-MICL."""
 
     alpha: float | Literal["auto"] = option(
-        40.0, "Weight of the negatives; auto: in each batch that at which they push as hard as positive pairs pull."
+        40.0,
+        "Weight of the negatives; auto: in each batch that at which they push as hard as positive pairs pull.",
+        above=0,
     )
     gamma: float = option(
         1.0,
         "Inverse width of the Gaussian kernel exp(-gamma |x - y|^2); the cosine's temperature is 1 / (2 gamma).",
+        above=0,
     )
     similarity: Literal["gaussian", "cosine", "cosine_identity", "fitted"] = option(
         "gaussian",
@@ -206,9 +209,6 @@ class FMICLOptions(LabelOptions, DivergenceOptions, MuOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive_fields(self, "gamma")
-        if self.alpha != "auto":
-            require_positive_fields(self, "alpha")
         require_alpha(self.alpha, self.shift)
         if self.similarity == "fitted":
             if self.similarity_from is None:

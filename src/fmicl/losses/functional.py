@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from fmicl.divergences import JS, KL, Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
-from fmicl.divergences.critic import Critic
+from fmicl.divergences.critic import Critic, require_finite_at_zero
 from fmicl.kernels import Square
 from fmicl.kernels.transforms import in_transforms
 from fmicl.losses import fused
@@ -484,7 +484,7 @@ def icon_loss(
         tensor(True)
     """
     divergence = make_divergence(divergence)
-    require_finite_at_zero(divergence)
+    require_finite_at_zero(divergence, "I-Con")
     require_positive_scalar("temperature", temperature)
     pairs = Pairs.prepare(
         x, y, negatives, targets=make_targets(labels, targets), label_negatives=label_negatives, **options
@@ -730,14 +730,6 @@ def check_rpc(alpha: float, beta: float, gamma: float, temperature: Scalar, simi
     require_positive_scalar("temperature", temperature)
     if similarity not in ("product", "cosine"):
         raise ValueError(f"similarity must be 'product' or 'cosine', got {similarity!r}")
-
-
-def require_finite_at_zero(divergence: Divergence) -> None:
-    """Raise ValueError if f(0), the divergence from a distribution without some outcomes, is infinite."""
-    if not bool(divergence.f(0.0).isfinite()):
-        raise ValueError(
-            f"I-Con needs a divergence with a finite f(0), but that of {divergence.name} is infinite: take kl or js"
-        )
 
 
 @_without_autocast

@@ -9,6 +9,7 @@ from torch import nn
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
+from fmicl.divergences.critic import require_finite_at_zero
 from fmicl.divergences.learned import require_fixed
 from fmicl.losses import functional
 from fmicl.losses.base import LabelledLoss
@@ -60,7 +61,7 @@ class IConLoss(LabelledLoss):
         require_positive_scalar("temperature", temperature)
         self.divergence = remember(make_divergence(divergence))
         require_fixed(self.divergence)
-        functional.require_finite_at_zero(self.divergence)
+        require_finite_at_zero(self.divergence, "I-Con")
         self.temperature = temperature
 
 

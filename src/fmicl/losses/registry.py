@@ -22,9 +22,9 @@ from torch import nn
 
 from fmicl.divergences import KL, Divergence
 from fmicl.divergences import divergence as make_divergence
-from fmicl.utils.options import check_fields, option, require_positive_fields
+from fmicl.utils.options import Options, option
 from fmicl.utils.registry import Registry
-from fmicl.utils.validation import Negatives, require_skew
+from fmicl.utils.validation import Negatives
 
 
 @dataclass(frozen=True)
@@ -55,12 +55,8 @@ class ObjectiveContext:
 
 
 @dataclass(frozen=True)
-class ObjectiveOptions(ABC):
-    """Options of an objective, and the loss module that they describe.
-
-    Raises:
-        ValueError: an option has a value of a wrong type or out of range.
-    """
+class ObjectiveOptions(Options, ABC):
+    """Options of an objective, and the loss module that they describe."""
 
     takes_labels: ClassVar[bool] = False
     """Whether the loss takes `labels=`."""
@@ -77,10 +73,6 @@ class ObjectiveOptions(ABC):
         "Negatives: the other anchors, all other views of the batch, or the other second views; auto follows the "
         "objective's paper. moco takes its queue instead.",
     )
-
-    def __post_init__(self) -> None:
-        """Check the types; subclasses check their numbers after it."""
-        check_fields(self)
 
     @abstractmethod
     def build(self, context: ObjectiveContext) -> nn.Module:
@@ -132,12 +124,8 @@ class MuOptions(ObjectiveOptions):
         1.0,
         "Scale of the density ratio (spectral: the squared radius of the sphere); normalised: the constant that makes "
         "it a density ratio (fmicl only).",
+        above=0,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu != "normalised":
-            require_positive_fields(self, "mu")
 
 
 @dataclass(frozen=True)
@@ -149,11 +137,9 @@ class DivergenceOptions(ObjectiveOptions):
         0.0,
         "Share of positive pairs in the mixture that the divergence is taken from: above 0 no pair counts for more "
         "than a density ratio of 1 / skew.",
+        at_least=0,
+        below=1,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_skew(self.skew)
 
     def information_divergence(self, context: ObjectiveContext) -> Divergence:
         """The divergence, with its parameters and its skew."""
@@ -178,11 +164,7 @@ class TemperatureOptions(ObjectiveOptions):
     usual_negatives: ClassVar[Negatives | None] = None
     collapse_hint = "Lower --learning-rate, or change --temperature."
 
-    temperature: float = option(0.2, "Temperature of the softmax.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_fields(self, "temperature")
+    temperature: float = option(0.2, "Temperature of the softmax.", above=0)
 
 
 OBJECTIVES: Registry[type[ObjectiveOptions]] = Registry("objective")

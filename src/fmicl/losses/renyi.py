@@ -12,7 +12,7 @@ from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, TemperatureOptions, register_objective
 from fmicl.utils.learnable import Scalar, require_positive_scalar
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import Negatives, require_positive, require_skew
 
 
@@ -60,14 +60,10 @@ class RenyiOptions(TemperatureOptions):
 
     usual_negatives = "cross"  # the other second views, as in its paper
 
-    renyi_order: float = option(2.0, "Order of the Renyi divergence; 1 is KL.")
-    renyi_skew: float = option(1 / 65536, "Share of positives that is mixed with the negatives, in [0, 1).")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_fields(self, "renyi_order")
-        if not 0 <= self.renyi_skew < 1:
-            raise ValueError(f"renyi_skew must lie in [0, 1), but it is {self.renyi_skew}")
+    renyi_order: float = option(2.0, "Order of the Renyi divergence; 1 is KL.", above=0)
+    renyi_skew: float = option(
+        1 / 65536, "Share of positives that is mixed with the negatives, in [0, 1).", at_least=0, below=1
+    )
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""

@@ -12,7 +12,7 @@ from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
 from fmicl.utils.learnable import Scalar
-from fmicl.utils.options import option, require_at_least_zero, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import Negatives
 
 
@@ -64,18 +64,13 @@ class RPCOptions(ObjectiveOptions):
     usual_negatives = "both"  # all views of the batch, as in its paper
     collapse_hint = "Change --rpc-temperature, or lower --learning-rate."
 
-    rpc_alpha: float = option(1.0, "Weight of the negatives' critic.")
-    rpc_beta: float = option(0.005, "Weight of the positives' squared critic.")
-    rpc_gamma: float = option(1.0, "Weight of the negatives' squared critic.")
-    rpc_temperature: float = option(128.0, "Divides the inner product of two embeddings.")
+    rpc_alpha: float = option(1.0, "Weight of the negatives' critic.", at_least=0)
+    rpc_beta: float = option(0.005, "Weight of the positives' squared critic.", at_least=0)
+    rpc_gamma: float = option(1.0, "Weight of the negatives' squared critic.", above=0)
+    rpc_temperature: float = option(128.0, "Divides the inner product of two embeddings.", above=0)
     rpc_similarity: Literal["product", "cosine"] = option(
         "product", "Inner product of the embeddings as they are, or their cosine (take a temperature below 1)."
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least_zero(self, "rpc_alpha", "rpc_beta")
-        require_positive_fields(self, "rpc_gamma", "rpc_temperature")
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module.

@@ -13,7 +13,7 @@ from fmicl.losses import functional
 from fmicl.losses.base import ContrastiveLoss
 from fmicl.losses.pairing import ComputeOptions
 from fmicl.losses.registry import ObjectiveContext, ObjectiveOptions, register_objective
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import require_positive
 
 
@@ -66,14 +66,8 @@ class SigLIPOptions(ObjectiveOptions):
     usual_negatives = "cross"  # the other second views: what the loss is about
     collapse_hint = "Lower --learning-rate, or change --siglip-scale or --siglip-bias."
 
-    siglip_scale: float = option(10.0, "Scale of the inner product at the start; it is learned.")
+    siglip_scale: float = option(10.0, "Scale of the inner product at the start; it is learned.", above=0)
     siglip_bias: float = option(-10.0, "Bias of the inner product at the start; it is learned.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_fields(self, "siglip_scale")
-        if not math.isfinite(self.siglip_bias):
-            raise ValueError(f"siglip_bias must be a finite number, but it is {self.siglip_bias}")
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module."""

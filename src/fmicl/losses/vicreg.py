@@ -9,7 +9,7 @@ from torch import nn
 from fmicl.losses import functional
 from fmicl.losses.registry import ObjectiveContext, register_objective
 from fmicl.losses.statistics import BatchStatisticsLoss, BatchStatisticsOptions
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 from fmicl.utils.validation import require_positive
 
 
@@ -53,13 +53,9 @@ class VICRegOptions(BatchStatisticsOptions):
 
     collapse_hint = "Raise --variance-weight, or lower --learning-rate."
 
-    variance_weight: float = option(25.0, "Weight of the variance term.")
-    invariance_weight: float = option(25.0, "Weight of the mean squared distance of the views.")
-    covariance_weight: float = option(1.0, "Weight of the covariance term.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive_fields(self, "variance_weight", "invariance_weight", "covariance_weight")
+    variance_weight: float = option(25.0, "Weight of the variance term.", above=0)
+    invariance_weight: float = option(25.0, "Weight of the mean squared distance of the views.", above=0)
+    covariance_weight: float = option(1.0, "Weight of the covariance term.", above=0)
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         """The loss module.

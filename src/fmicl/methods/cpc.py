@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fmicl.methods.base import Comparison, Method
 from fmicl.methods.critics import CriticLoss, CriticOptions
 from fmicl.methods.registry import register_method
-from fmicl.utils.options import check_fields, option
+from fmicl.utils.options import option
 
 
 def patches(images: Tensor, side: int) -> Tensor:
@@ -143,15 +143,14 @@ class CPCOptions(CriticOptions):
     method: ClassVar[type[Method]] = CPC
 
     parts: int = option(3, "Patches a side, each overlapping the next by half, or runs of tokens of a sentence.")
-    prediction_steps: int = option(2, "How many parts ahead cpc predicts, less than --parts.")
+    prediction_steps: int = option(2, "How many parts ahead cpc predicts, less than --parts.", above=0)
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        check_fields(self)
-        if not 1 <= self.prediction_steps < self.parts:
+        """Refuse more steps than there are."""
+        super().__post_init__()
+        if self.prediction_steps >= self.parts:
             raise ValueError(
-                f"prediction_steps must be at least 1 and less than parts ({self.parts}), but it is "
-                f"{self.prediction_steps}"
+                f"prediction_steps must be less than parts ({self.parts}), but it is {self.prediction_steps}"
             )
 
     def arguments(self) -> dict[str, Any]:

@@ -87,15 +87,13 @@ class CriticLoss(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class _CriticObjective(ObjectiveOptions):
+    collapse_hint = "Lower --learning-rate, or take another divergence."
+
     chosen: ObjectiveOptions
 
     def build(self, context: ObjectiveContext) -> nn.Module:
         one_of_many = isinstance(self.chosen, InfoNCEOptions)
         return CriticLoss(None if one_of_many else self.chosen.information_divergence(context))
-
-    def collapse_advice(self, context: ObjectiveContext) -> str:
-        del context
-        return "Lower --learning-rate, or take another divergence."
 
     def information_divergence(self, context: ObjectiveContext) -> Divergence:
         return self.chosen.information_divergence(context)

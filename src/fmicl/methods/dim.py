@@ -12,7 +12,7 @@ from fmicl.methods.base import Comparison, Method
 from fmicl.methods.critics import CriticLoss, CriticOptions
 from fmicl.methods.registry import register_method
 from fmicl.models.vision import mlp
-from fmicl.utils.options import check_fields, option, require_at_least_zero
+from fmicl.utils.options import option
 
 
 class DIM(Method):
@@ -83,12 +83,11 @@ class DIMOptions(CriticOptions):
     method: ClassVar[type[Method]] = DIM
     feature_maps: ClassVar[bool] = True
 
-    local_weight: float = option(1.0, "Weight of the critic of local and global features.")
-    global_weight: float = option(0.5, "Weight of the critic of two global features.")
+    local_weight: float = option(1.0, "Weight of the critic of local and global features.", at_least=0)
+    global_weight: float = option(0.5, "Weight of the critic of two global features.", at_least=0)
 
     def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        check_fields(self)
-        require_at_least_zero(self, "local_weight", "global_weight")
+        """Refuse two weights of zero."""
+        super().__post_init__()
         if not self.local_weight + self.global_weight:
             raise ValueError("local_weight and global_weight are both 0, so there is nothing to train")

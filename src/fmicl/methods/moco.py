@@ -12,7 +12,7 @@ from fmicl.methods.base import Comparison, Method, MomentumMethod
 from fmicl.methods.queues import enqueue
 from fmicl.methods.registry import MomentumOptions, register_method
 from fmicl.utils.numerics import normalise
-from fmicl.utils.options import option, require_positive_fields
+from fmicl.utils.options import option
 
 
 class MoCo(MomentumMethod):
@@ -96,17 +96,12 @@ class MoCoOptions(MomentumOptions):
 
     method: ClassVar[type[Method]] = MoCo
 
-    queue: int = option(4096, "Negatives that are kept from past batches.")
+    queue: int = option(4096, "Negatives that are kept from past batches.", above=0)
     symmetric: bool = option(
         False,
         "Each view is a query for the other's key, and both keys are enqueued (MoCo v2+). Twice as many views go "
         "through each network, and the queue reaches back half as many batches.",
     )
-
-    def __post_init__(self) -> None:
-        """Refuse an empty queue."""
-        super().__post_init__()
-        require_positive_fields(self, "queue")
 
     def statistics(self) -> Literal["batch", "past"]:
         """Symmetric MoCo needs those of past batches."""

@@ -19,12 +19,12 @@ from torch import nn
 
 from fmicl.losses import ObjectiveContext, ObjectiveOptions
 from fmicl.methods.base import Method
-from fmicl.utils.options import option, require_fraction
+from fmicl.utils.options import Options, fraction, option
 from fmicl.utils.registry import Registry
 
 
 @dataclass(frozen=True)
-class MethodOptions:
+class MethodOptions(Options):
     """Options of a method, and the module that they describe."""
 
     method: ClassVar[type[Method]]
@@ -84,10 +84,10 @@ class MethodOptions:
 class MomentumOptions(MethodOptions):
     """Options of methods with a momentum encoder."""
 
-    encoder_momentum: float = option(
+    encoder_momentum: float = fraction(
         0.99, "Momentum of the momentum encoder per step. MoCo's own 0.999 is for runs of a million steps."
     )
-    encoder_momentum_end: float | None = option(
+    encoder_momentum_end: float | None = fraction(
         None, "Momentum at the end of the run, reached along half a cosine (None: constant for moco, 1 for others)."
     )
     key_statistics: Literal["auto", "batch", "past"] = option(
@@ -97,8 +97,8 @@ class MomentumOptions(MethodOptions):
     )
 
     def __post_init__(self) -> None:
-        """Refuse momenta out of range."""
-        require_fraction(self, "encoder_momentum", "encoder_momentum_end")
+        """Refuse a momentum that falls."""
+        super().__post_init__()
         end = self.encoder_momentum_end
         if end is not None and end < self.encoder_momentum:
             raise ValueError(

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from fmicl.divergences import Divergence, DivergenceName
 from fmicl.divergences import divergence as make_divergence
+from fmicl.divergences.critic import require_finite_at_zero
 from fmicl.information import label_information
 from fmicl.models.norms import frozen_running_statistics
 from fmicl.models.vision import mlp
-from fmicl.utils.options import option, require_at_least_zero
+from fmicl.utils.options import Options, option
 from fmicl.utils.validation import require_positive
 
 ROTATIONS = 4
@@ -21,7 +22,7 @@ ROTATIONS = 4
 
 
 @dataclass(frozen=True)
-class RotationOptions:
+class RotationOptions(Options):
     """Options of rotation prediction."""
 
     rotation_weight: float = option(
@@ -29,14 +30,11 @@ class RotationOptions:
         "Weight of rotation prediction (E-SSL), a second term of the loss (0: none). It bounds the f-mutual "
         "information between features and rotations by fmicl's divergence, whose f(0) must be finite, or by KL for "
         "other objectives; E-SSL takes 0.4.",
+        at_least=0,
     )
     rotation_size: int | None = option(
         None, "Side of the rotated images, made from the first views (None: half of theirs if that leaves 16)."
     )
-
-    def __post_init__(self) -> None:
-        """Refuse a negative weight."""
-        require_at_least_zero(self, "rotation_weight")
 
     def why_unused(self) -> dict[str, str]:
         """The size needs a weight."""
@@ -110,7 +108,7 @@ class Rotation(nn.Module):
         require_positive("weight", weight)
         if size != int(size) or size < 1:
             raise ValueError(f"size must be a number of pixels, got size={size!r}")
-        self.divergence = require_finite_at_zero(make_divergence(divergence))
+        self.divergence = require_finite_at_zero(make_divergence(divergence), "rotation prediction")
         self.weight, self.size = weight, int(size)
         self.head = mlp((features, hidden, hidden, ROTATIONS))
 
@@ -131,24 +129,6 @@ class Rotation(nn.Module):
     def extra_repr(self) -> str:
         """The settings."""
         return f"{self.divergence}, weight={self.weight:g}, size={self.size}"
-
-
-def require_finite_at_zero(divergence: Divergence) -> Divergence:
-    """Return the divergence if its f(0) is finite, so that its mutual information with a label is bounded.
-
-    Raises:
-        ValueError: f(0) is infinite.
-
-    Example:
-        >>> require_finite_at_zero(make_divergence("js")).name
-        'js'
-    """
-    if not bool(divergence.f(0.0).isfinite()):
-        raise ValueError(
-            f"rotation prediction needs a divergence with a finite f(0), but that of {divergence.name} is infinite, "
-            "and so is the information once a rotation is certain: take kl or js, or leave rotation_weight at 0"
-        )
-    return divergence
 
 
 def rotate(images: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fmicl.methods.base import Comparison, Method
 from fmicl.methods.queues import enqueue
 from fmicl.methods.registry import MethodOptions, OwnLoss, register_method
 from fmicl.utils.numerics import normalise
-from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction, require_positive_fields
+from fmicl.utils.options import fraction, option
 
 
 @torch.no_grad()
@@ -248,25 +248,19 @@ class SwAVOptions(MethodOptions):
     method: ClassVar[type[Method]] = SwAV
     own_loss: ClassVar[bool] = True
 
-    prototypes: int = option(3000, "Number of prototypes.")
-    prototype_temperature: float = option(0.1, "Temperature of the softmax over prototypes.")
-    sinkhorn_epsilon: float = option(0.05, "Weight of the entropy in the assignments; small ones are sharp.")
-    sinkhorn_iterations: int = option(3, "Sinkhorn-Knopp iterations.")
-    freeze_prototypes: float = option(
+    prototypes: int = option(3000, "Number of prototypes.", above=0)
+    prototype_temperature: float = option(0.1, "Temperature of the softmax over prototypes.", above=0)
+    sinkhorn_epsilon: float = option(0.05, "Weight of the entropy in the assignments; small ones are sharp.", above=0)
+    sinkhorn_iterations: int = option(3, "Sinkhorn-Knopp iterations.", above=0)
+    freeze_prototypes: float = fraction(
         0.005, "Share of the run during which prototypes don't move: 0.005 is 1 of 200 epochs."
     )
     sinkhorn_queue: int = option(
         0,
         "Embeddings of past batches that take part in the balance, for batches far smaller than --prototypes (0: no).",
+        at_least=0,
     )
-    sinkhorn_queue_start: float = option(0.05, "Share of the run after which the queue counts.")
-
-    def __post_init__(self) -> None:
-        """Refuse numbers out of range."""
-        check_fields(self)
-        require_positive_fields(self, "prototypes", "prototype_temperature", "sinkhorn_epsilon", "sinkhorn_iterations")
-        require_at_least_zero(self, "sinkhorn_queue")
-        require_fraction(self, "freeze_prototypes", "sinkhorn_queue_start")
+    sinkhorn_queue_start: float = fraction(0.05, "Share of the run after which the queue counts.")
 
     def resolve_objective(self, chosen: ObjectiveOptions) -> ObjectiveOptions:
         """SwAV's loss."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.data.text.sentence_stream import padded_width
-from fmicl.utils.options import check_fields, option, require_positive_fields
+from fmicl.utils.options import Options, option
 from fmicl.utils.validation import Pooling, TokenPooling
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ _UNLIMITED = 10**6  # tokenizers without a limit declare an astronomic one
 
 
 @dataclass(frozen=True)
-class SentenceEncoderOptions:
-    """Which sentence encoder to train, and how many tokens it reads.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+class SentenceEncoderOptions(Options):
+    """Which sentence encoder to train, and how many tokens it reads."""
 
     model: str = option(
         "bert-base-uncased",
@@ -51,19 +47,16 @@ class SentenceEncoderOptions:
         "Sentence vector: the first token's (cls), the same with an MLP that is dropped after training (cls_mlp, as "
         "in SimCSE), or the mean over tokens.",
     )
-    length: int = option(32, "Tokens of a sentence in training, special tokens included; longer ones are truncated.")
+    length: int = option(
+        32, "Tokens of a sentence in training, special tokens included; longer ones are truncated.", at_least=3
+    )
     encode_length: int | None = option(
         None,
         "Tokens of a sentence in evaluation and in the exported model (None: as many as the model takes, as in "
         "SimCSE's evaluation).",
+        above=0,
     )
-    hidden: int = option(2048, "Width of the predictor of mocov3 and byol.")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require_positive_fields(self, "hidden", *([] if self.encode_length is None else ["encode_length"]))
-        if self.length < 3:
-            raise ValueError(f"length must be at least 3, two special tokens and one other, but it is {self.length}")
+    hidden: int = option(2048, "Width of the predictor of mocov3 and byol.", above=0)
 
 
 class SentenceEncoder(nn.Module):

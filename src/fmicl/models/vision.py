@@ -17,19 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fmicl.models.norms import evaluation_mode
-from fmicl.utils.options import check_fields, option, require_at_least_zero, require_positive_fields
+from fmicl.utils.options import Options, option
 
 SMALL_IMAGE = 32
 """Largest side, in pixels, of images for which a ResNet gets the CIFAR stem by default."""
 
 
 @dataclass(frozen=True)
-class EncoderOptions:
-    """Which image encoder to train.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+class EncoderOptions(Options):
+    """Which image encoder to train."""
 
     encoder: str = option("resnet18", "Any timm model, such as resnet50 or vit_small_patch16_224, or small_conv.")
     stem: Literal["auto", "small", "standard"] = option(
@@ -37,7 +33,7 @@ class EncoderOptions:
         "Stem of a ResNet: small is a 3x3 convolution with stride 1 and no max-pooling (CIFAR), which auto takes for "
         "images of up to 32 pixels. It makes an encoder about ten times slower.",
     )
-    depth: int | None = option(None, "Blocks of a vision transformer (None: as its name says).")
+    depth: int | None = option(None, "Blocks of a vision transformer (None: as its name says).", above=0)
     stable_vit: bool = option(
         True, "Stabilise a vision transformer as MoCo v3 does: frozen patch projection, fixed sine-cosine positions."
     )
@@ -49,14 +45,10 @@ class EncoderOptions:
         role="location",
     )
     freeze: int = option(
-        0, "Blocks of the encoder whose trained weights stay as they are, from the stem on, which is the first."
+        0,
+        "Blocks of the encoder whose trained weights stay as they are, from the stem on, which is the first.",
+        at_least=0,
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.depth is not None:
-            require_positive_fields(self, "depth")
-        require_at_least_zero(self, "freeze")
 
     def why_unused(self) -> dict[str, str]:
         """Nothing is frozen at random."""
@@ -64,19 +56,11 @@ class EncoderOptions:
 
 
 @dataclass(frozen=True)
-class ImageHeadOptions:
-    """Widths of the projection head.
+class ImageHeadOptions(Options):
+    """Widths of the projection head."""
 
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
-
-    hidden: int = option(2048, "Width of the hidden layers of the projection, prediction and rotation heads.")
-    dim: int = option(512, "Dimension d of the embeddings.")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require_positive_fields(self, "hidden", "dim")
+    hidden: int = option(2048, "Width of the hidden layers of the projection, prediction and rotation heads.", above=0)
+    dim: int = option(512, "Dimension d of the embeddings.", above=0)
 
 
 class SmallConv(nn.Module):

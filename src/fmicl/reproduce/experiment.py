@@ -7,6 +7,7 @@ An experiment is a class with two methods. :meth:`Experiment.plan` lists the run
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ Key = tuple[str, ...]
 Name = tuple[str | float, ...]
 SMALL_EPOCHS = 10
 """Epochs of digits at the small scale."""
+NAMED = frozenset({"method", "objective", "divergence", "epochs", "seed"})
+"""Options that have their own place in tables and in the names of archived runs."""
+UNIMPORTANT = frozenset({"baselines"})
+"""Options that add results and change no other."""
 
 
 def key_of(name: Name) -> Key:
@@ -107,12 +112,41 @@ class Outcome:
         results: the contents of results.json.
         metrics: the rows of metrics.csv, with None for blank cells.
         source: the run folder or the archived file.
+        data: the fingerprint of its data, if it is known.
     """
 
     settings: Settings
     results: Mapping[str, Any]
     metrics: Sequence[Mapping[str, float | None]]
     source: Path
+    data: Mapping[str, Any] | None = None
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return int(self.settings.seed)
+
+    @functools.cached_property
+    def differences(self) -> dict[str, Any]:
+        """Options by which it computes something else than its recipe, but for those in :data:`NAMED`.
+
+        An option that has the value that the recipe would resolve "auto" to is no difference. How often STS-B dev is
+        evaluated counts only if the encoder was chosen by it; a text run without STS-B dev exports its last step.
+        """
+        settings, default = self.settings, recipe(self.settings.recipe)
+        used, options = settings.used(), settings.schema.options
+        found = {
+            name: settings.values[name]
+            for name in used
+            if name in settings.changes
+            and options[name].role == "compute"
+            and name not in NAMED | UNIMPORTANT
+            and settings.replace(**{name: getattr(default, name)}).used() != used
+        }
+        if self.data is not None and self.data.get("stsb_dev", "") is None:
+            found.pop("sts_every", None)
+            return {**found, "exported": "last step"}
+        return found
 
     def score(self, name: str) -> float | None:
         """A number of its results."""
@@ -189,7 +223,7 @@ Row = tuple[Entry, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table: a heading for each column, and rows of words and numbers; None is blank."""
+    """A table: a heading for each column, and rows of words and numbers; None is blank. The title may be ""."""
 
     title: str
     head: tuple[str, ...]
@@ -214,7 +248,8 @@ class Table:
         rows = [self.head, *self.texts()]
         lines = ["| " + " | ".join(row) + " |" for row in rows]
         lines.insert(1, "|---" + "|---:" * (len(self.head) - 1) + "|")
-        return f"**{self.title}**\n\n" + "\n".join(" ".join(line.split()) for line in lines)
+        title = f"**{self.title}**\n\n" if self.title else ""
+        return title + "\n".join(" ".join(line.split()) for line in lines)
 
 
 def _text(entry: Entry) -> str:

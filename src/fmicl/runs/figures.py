@@ -6,7 +6,6 @@ the report. matplotlib's global state is not changed (no pyplot).
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import Locator, MaxNLocator, MultipleLocator
 
 from fmicl.information.assumption import fitted_law
+from fmicl.runs.folder import read_rows
 from fmicl.utils.files import write_atomically
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _POINTS = 1500  # per curve: more than the width in pixels
 
 
 def read_metrics(path: Path | str) -> dict[str, list[float | None]]:
-    r"""Read the numeric columns of a metrics.csv, with None for blank cells.
+    r"""The columns of a metrics.csv that have a number, with None for blank cells.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -67,24 +67,14 @@ def read_metrics(path: Path | str) -> dict[str, list[float | None]]:
         >>> read_metrics(file)
         {'epoch': [1.0, 2.0], 'loss': [0.5, 0.25], 'knn': [None, 80.0]}
     """
-    path = Path(path)
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+    rows = read_rows(Path(path))
     if not rows:
         raise ValueError(f"{path} has no rows yet")
-    columns: dict[str, list[float | None]] = {}
-    for name in rows[0]:
-        try:
-            # A truncated row lacks its last cells: None, like blank ones.
-            columns[name] = [float(cell) if (cell := row[name]) not in (None, "") else None for row in rows]
-        except (TypeError, ValueError):
-            continue
-    if not columns:
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    found = {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    if not found:
         raise ValueError(f"{path} has no numeric columns")
-    return columns
+    return found
 
 
 def metric_curve(

@@ -9,9 +9,11 @@ folder itself a sentence-transformers model.
 
 from __future__ import annotations
 
+import csv
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fmicl.utils.files import check_writable
 
@@ -68,6 +70,27 @@ class Run:
     def finished(self) -> bool:
         """Whether the run has ended: the report is the last file written."""
         return self.report.exists() and self.results.exists()
+
+
+def read_rows(metrics: Path) -> list[dict[str, float | None]]:
+    """The rows of a metrics.csv as numbers; None for a cell that is blank, cut off or no number.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged.
+    """
+    try:
+        with metrics.open(newline="", encoding="utf-8") as file:
+            return [{name: _number(cell) for name, cell in row.items()} for row in csv.DictReader(file)]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{metrics} is damaged: {error}") from error
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None
 
 
 def create_run(name: str, out: Path | None = None, root: Path = ROOT) -> Run:

@@ -326,10 +326,9 @@ def _metrics_table(run: Run, kind: _Kind) -> dict[str, Any] | None:
     shown = min(METRIC_ROWS, len(scored))
     stride = (len(scored) - 1) / max(1, shown - 1)
     rows = sorted({scored[round(i * stride)] for i in range(shown)} | {count - 1})
-    columns = [name for name, values in metrics.items() if any(value is not None for value in values)]
-    cells = [["" if (value := metrics[name][row]) is None else _show(value) for name in columns] for row in rows]
+    cells = [["" if values[row] is None else _show(values[row]) for values in metrics.values()] for row in rows]
     some = f", {len(rows)} of {count} rows" if len(rows) < count else ""
-    return {"summary": f"By {kind.axis}{some}", "head": [_name(name) for name in columns], "rows": cells}
+    return {"summary": f"By {kind.axis}{some}", "head": [_name(name) for name in metrics], "rows": cells}
 
 
 def _settings(settings: Mapping[str, Any]) -> dict[str, Any] | None:

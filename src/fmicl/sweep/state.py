@@ -8,7 +8,6 @@ A run is identified by the hash of its settings. Its folder keeps the name that 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import json
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fmicl.config import Settings
-from fmicl.runs.folder import SWEEP_FILE, Run, create_run
+from fmicl.runs.folder import SWEEP_FILE, Run, create_run, read_rows
 from fmicl.runs.settings import read_settings
 from fmicl.sweep.grid import Cell
 from fmicl.sweep.launchers import Handle
@@ -115,34 +114,26 @@ def read_progress(path: Path) -> Progress:
         Progress(epoch=None, seconds_per_epoch=None, loss=None, score=None)
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, csv.Error, UnicodeDecodeError):
+        rows = read_rows(path)
+    except (OSError, ValueError):
         rows = []
     if not rows:
         return Progress()
-    ends, seconds = ([_number(row.get(name)) for row in rows] for name in ("epoch", "seconds"))
+    ends, seconds = ([row.get(name) for row in rows] for name in ("epoch", "seconds"))
     times = [  # a row may be part of an epoch
         spent / (end - start)
         for start, end, spent in zip([0.0, *ends], ends, seconds, strict=False)
         if start is not None and end is not None and spent is not None and end > start
     ]
     column = next((name for name in SCORE_COLUMNS if name in rows[0]), "")
-    scores = [score for row in rows if (score := _number(row.get(column))) is not None]
+    scores = [score for row in rows if (score := row.get(column)) is not None]
     recent = times[1:][-RECENT_EPOCHS:] or times
     return Progress(
         epoch=ends[-1],
         seconds_per_epoch=statistics.median(recent) if recent else None,
-        loss=_number(rows[-1].get("loss")),
+        loss=rows[-1].get("loss"),
         score=scores[-1] if scores else None,
     )
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        return float(text or "")
-    except ValueError:
-        return None
 
 
 @dataclass

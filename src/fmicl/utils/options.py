@@ -11,8 +11,10 @@ import dataclasses
 import functools
 import math
 import numbers
+import operator
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 Role = Literal["compute", "rounding", "location", "machine"]
@@ -22,33 +24,58 @@ A resumed run may change all but "compute". A run's identity (its hash) consists
 """
 
 
-def option(default: Any, help: str, *, role: Role = "compute") -> Any:
+def option(
+    default: Any,
+    help: str,
+    *,
+    role: Role = "compute",
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+) -> Any:
     """Declare a field of an options dataclass.
 
     Args:
         default: its value unless a recipe or the user says otherwise.
         help: one or two sentences for `--help`.
         role: see :data:`Role`.
+        above: lower bound of a number, or of each number of a tuple, itself not allowed.
+        at_least: lower bound, itself allowed.
+        below: upper bound, itself not allowed.
+        at_most: upper bound, itself allowed.
 
     Example:
         >>> @dataclasses.dataclass(frozen=True)
-        ... class QueueOptions:
-        ...     queue: int = option(4096, "Negatives that are kept from past batches.")
+        ... class QueueOptions(Options):
+        ...     queue: int = option(4096, "Negatives that are kept from past batches.", above=0)
         >>> QueueOptions().queue, options_of(QueueOptions)[0].help
         (4096, 'Negatives that are kept from past batches.')
+        >>> QueueOptions(queue=0)
+        Traceback (most recent call last):
+        ...
+        ValueError: queue must be above 0, but it is 0
     """
-    return dataclasses.field(default=default, metadata={"help": " ".join(help.split()), "role": role})
+    bounds = {"above": above, "at least": at_least, "below": below, "at most": at_most}
+    known = {words: bound for words, bound in bounds.items() if bound is not None}
+    return dataclasses.field(default=default, metadata={"help": " ".join(help.split()), "role": role, "bounds": known})
+
+
+def fraction(default: Any, help: str, *, role: Role = "compute") -> Any:
+    """Declare an option between 0 and 1, such as a probability."""
+    return option(default, help, role=role, at_least=0, at_most=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A declared option: name, type, default, help and role."""
+    """A declared option: name, type, default, help, role and bounds."""
 
     name: str
     type: Any
     default: Any
     help: str
     role: Role
+    bounds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def flag(self) -> str:
@@ -60,13 +87,50 @@ class Option:
         """
         return f"--{self.name.replace('_', '-')}"
 
+    def check(self, value: Any) -> None:
+        """Raise ValueError for a value of a wrong type, out of bounds or not finite.
+
+        Example:
+            >>> Option("flip", float, 0.5, "", "compute", {"at least": 0, "at most": 1}).check(2.0)
+            Traceback (most recent call last):
+            ...
+            ValueError: flip must be at least 0 and at most 1, but it is 2.0
+        """
+        check_types(self.name, value, self.type)
+        for number in value if isinstance(value, tuple) else (value,):
+            if not isinstance(number, numbers.Real):
+                continue
+            finite = math.isfinite(number)
+            if not finite or not all(_HOLDS[words](number, bound) for words, bound in self.bounds.items()):
+                allowed = [f"{words} {bound}" for words, bound in self.bounds.items()] + ["finite"] * (not finite)
+                raise ValueError(f"{self.name} must be {' and '.join(allowed)}, but it is {value}")
+
+
+_HOLDS = {"above": operator.gt, "at least": operator.ge, "below": operator.lt, "at most": operator.le}
+
+
+class Options:
+    """Base class of options dataclasses: the value of every option is checked.
+
+    Subclasses that check more, such as one option against another, extend ``__post_init__``.
+
+    Raises:
+        ValueError: an option has a wrong type or is out of range; the message names it.
+    """
+
+    def __post_init__(self) -> None:
+        """Check types and bounds."""
+        kind: Any = type(self)
+        for each in options_of(kind):
+            each.check(getattr(self, each.name))
+
 
 @functools.cache
 def options_of(kind: Any) -> tuple[Option, ...]:
     """The options that a dataclass declares, in their order; fields without a help text are none."""
     hints = typing.get_type_hints(kind)
     return tuple(
-        Option(field.name, hints[field.name], field.default, field.metadata["help"], field.metadata["role"])
+        Option(field.name, hints[field.name], field.default, **field.metadata)
         for field in dataclasses.fields(kind)
         if "help" in field.metadata
     )
@@ -87,13 +151,6 @@ def check_types(name: str, value: Any, hint: Any) -> None:
     words = [word for choice in choices for word in _words(choice)]
     expected = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
     raise ValueError(f"{name} must be {expected}, but it is {value!r}")
-
-
-def check_fields(options: Any) -> None:
-    """Apply :func:`check_types` to every option of an options dataclass."""
-    kind: Any = type(options)
-    for each in options_of(kind):
-        check_types(each.name, getattr(options, each.name), each.type)
 
 
 def _choices(hint: Any) -> tuple[Any, ...] | None:
@@ -119,31 +176,3 @@ def _fits(value: Any, choice: Any) -> bool:
 
 def _words(choice: Any) -> list[str]:
     return [repr(word) for word in typing.get_args(choice)] or [_NUMBERS[choice][1]]
-
-
-def require_positive_fields(options: Any, *names: str) -> None:
-    """Raise ValueError for fields that are not positive, finite numbers."""
-    for name in names:
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be positive{_and_finite(value)}, but it is {value}")
-
-
-def _and_finite(value: float) -> str:
-    return "" if math.isfinite(value) else ", and finite"
-
-
-def require_at_least_zero(options: Any, *names: str) -> None:
-    """Raise ValueError for fields that are negative or not finite."""
-    for name in names:
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must not be negative{_and_finite(value)}, but it is {value}")
-
-
-def require_fraction(options: Any, *names: str) -> None:
-    """Raise ValueError for fields that are neither None nor between 0 and 1."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{name} must lie in [0, 1], but it is {value}")

@@ -7,24 +7,29 @@ the views.
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
+from typing import Any
 
-from fmicl.utils.options import check_fields, option, require_at_least_zero, require_fraction
+from fmicl.utils.options import Options, fraction, option
 
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 STL10_MEAN, STL10_STD = (0.4467, 0.4398, 0.4066), (0.2603, 0.2566, 0.2713)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+def _require_ranges(options: Any, *names: str) -> None:
+    """Raise ValueError for options whose value is not a pair (low, high) in this order."""
+    for name in names:
+        low, high = getattr(options, name)
+        if low > high:
+            raise ValueError(f"{name} must be a range from low to high, but it is {(low, high)}")
+
+
 @dataclass(frozen=True)
-class Views:
+class Views(Options):
     """Random views of an image; the operations are listed in the order in which they are applied.
 
     The defaults are SimCLR's for CIFAR-10: no blur, and weaker colour jitter than on ImageNet.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
 
     Example:
         >>> Views(size=96, blur=0.5).kernel_size
@@ -32,57 +37,54 @@ class Views:
         >>> Views(grey=1.5)
         Traceback (most recent call last):
         ...
-        ValueError: grey must lie in [0, 1], but it is 1.5
+        ValueError: grey must be at least 0 and at most 1, but it is 1.5
     """
 
-    size: int = option(32, "Side of a view in pixels.")
-    crop_scale: tuple[float, float] = option((0.2, 1.0), "Range of the crop's area, as a fraction of the image's.")
+    size: int = option(32, "Side of a view in pixels.", at_least=2)
+    crop_scale: tuple[float, float] = option(
+        (0.2, 1.0), "Range of the crop's area, as a fraction of the image's.", above=0, at_most=1
+    )
     crop_ratio: tuple[float, float] = option(
-        (3 / 4, 4 / 3), "Range of the crop's aspect ratio (width / height), drawn log-uniformly."
+        (3 / 4, 4 / 3), "Range of the crop's aspect ratio (width / height), drawn log-uniformly.", above=0
     )
-    flip: float = option(0.5, "Probability of a horizontal flip.")
-    jitter: float = option(0.8, "Probability of colour jitter. Its four operations are applied in random order.")
+    flip: float = fraction(0.5, "Probability of a horizontal flip.")
+    jitter: float = fraction(0.8, "Probability of colour jitter. Its four operations are applied in random order.")
     brightness: float = option(
-        0.4, "Strength of the brightness jitter: the factor is uniform in [max(0, 1 - strength), 1 + strength]."
+        0.4,
+        "Strength of the brightness jitter: the factor is uniform in [max(0, 1 - strength), 1 + strength].",
+        at_least=0,
     )
-    contrast: float = option(0.4, "Strength of the contrast jitter, as for brightness.")
+    contrast: float = option(0.4, "Strength of the contrast jitter, as for brightness.", at_least=0)
     saturation: float = option(
-        0.4, "Strength of the saturation jitter, as for brightness. No effect on one-channel images, as hue and grey."
+        0.4,
+        "Strength of the saturation jitter, as for brightness. No effect on one-channel images, as hue and grey.",
+        at_least=0,
     )
-    hue: float = option(0.1, "Largest hue shift, as a fraction of the colour circle, at most 0.5: uniform in +-hue.")
-    grey: float = option(0.2, "Probability of conversion to greyscale.")
-    blur: float = option(0.0, "Probability of a Gaussian blur, with a kernel of about a tenth of the side.")
-    blur_sigma: tuple[float, float] = option((0.1, 2.0), "Range of the blur's standard deviation, in pixels.")
-    solarise: float = option(0.0, "Probability of solarisation: values of 128 and more are inverted.")
+    hue: float = option(
+        0.1,
+        "Largest hue shift, as a fraction of the colour circle, at most 0.5: uniform in +-hue.",
+        at_least=0,
+        at_most=0.5,
+    )
+    grey: float = fraction(0.2, "Probability of conversion to greyscale.")
+    blur: float = fraction(0.0, "Probability of a Gaussian blur, with a kernel of about a tenth of the side.")
+    blur_sigma: tuple[float, float] = option((0.1, 2.0), "Range of the blur's standard deviation, in pixels.", above=0)
+    solarise: float = fraction(0.0, "Probability of solarisation: values of 128 and more are inverted.")
     mean: tuple[float, ...] = option(
         CIFAR10_MEAN,
         "Mean that is subtracted from each channel, on the scale [0, 1]. Its length, 1 or 3, is the number of "
         "channels; one-channel images are repeated where it is 3.",
     )
-    std: tuple[float, ...] = option(CIFAR10_STD, "Standard deviation that each channel is divided by.")
+    std: tuple[float, ...] = option(CIFAR10_STD, "Standard deviation that each channel is divided by.", above=0)
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if self.size < 2:
-            raise ValueError(f"size must be at least 2 pixels, but it is {self.size}")
-        require_fraction(self, "flip", "jitter", "grey", "blur", "solarise")
-        for name in ("brightness", "contrast", "saturation"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must not be negative, but it is {getattr(self, name)}")
-        if not 0 <= self.hue <= 0.5:
-            raise ValueError(f"hue must lie in [0, 0.5], but it is {self.hue}")
-        for name, most in (("crop_scale", 1.0), ("crop_ratio", math.inf), ("blur_sigma", math.inf)):
-            low, high = getattr(self, name)
-            if not (0 < low <= high <= most and math.isfinite(high)):
-                limit = " of at most 1" if most == 1 else ""
-                raise ValueError(f"{name} must be a range of positive numbers{limit}, but it is {(low, high)}")
+        super().__post_init__()
+        _require_ranges(self, "crop_scale", "crop_ratio", "blur_sigma")
         if len(self.mean) not in (1, 3) or len(self.std) != len(self.mean):
             raise ValueError(
                 f"mean and std must have one number per channel, 1 or 3, but they have {len(self.mean)} and "
                 f"{len(self.std)}"
             )
-        if min(self.std) <= 0:
-            raise ValueError(f"std must be positive, but it is {self.std}")
 
     @property
     def kernel_size(self) -> int:
@@ -91,43 +93,37 @@ class Views:
 
 
 @dataclass(frozen=True)
-class SecondViewOptions:
+class SecondViewOptions(Options):
     """How the second view of a sample differs from the first, for methods with asymmetric views (MoCo v3, BYOL)."""
 
-    second_blur: float | None = option(None, "Probability of blur in the second view (None: as in the first).")
-    second_solarise: float | None = option(
+    second_blur: float | None = fraction(None, "Probability of blur in the second view (None: as in the first).")
+    second_solarise: float | None = fraction(
         None, "Probability of solarisation in the second view (None: as in the first)."
     )
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require_fraction(self, "second_blur", "second_solarise")
-
 
 @dataclass(frozen=True)
-class LocalCropOptions:
-    """Multi-crop: further views of a sample, each a small crop at a low resolution (Caron et al., SwAV, 2020).
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+class LocalCropOptions(Options):
+    """Multi-crop: further views of a sample, each a small crop at a low resolution (Caron et al., SwAV, 2020)."""
 
     local_crops: int = option(
-        0, "Multi-crop: small crops of each sample beside its two views (0: none), each a pair with both of them."
+        0,
+        "Multi-crop: small crops of each sample beside its two views (0: none), each a pair with both of them.",
+        at_least=0,
     )
-    local_size: int | None = option(None, "Side of a local crop in pixels (None: 3/7 of the views', 96 for 224).")
+    local_size: int | None = option(
+        None, "Side of a local crop in pixels (None: 3/7 of the views', 96 for 224).", at_least=2
+    )
     local_scale: tuple[float, float] = option(
-        (0.05, 0.14), "Range of a local crop's area, as a fraction of the image's; --crop-scale is that of the views."
+        (0.05, 0.14),
+        "Range of a local crop's area, as a fraction of the image's; --crop-scale is that of the views.",
+        above=0,
+        at_most=1,
     )
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require_at_least_zero(self, "local_crops")
-        low, high = self.local_scale
-        if not 0 < low <= high <= 1:
-            raise ValueError(f"local_scale must be a range of positive numbers of at most 1, but it is {(low, high)}")
-        if self.local_size is not None and self.local_size < 2:
-            raise ValueError(f"local_size must be at least 2 pixels, but it is {self.local_size}")
+        super().__post_init__()
+        _require_ranges(self, "local_scale")
 
     def why_unused(self) -> dict[str, str]:
         """Size and scale need a crop."""

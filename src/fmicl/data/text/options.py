@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fmicl.data.cache import CacheOptions
-from fmicl.utils.options import check_fields, option, require_positive_fields
+from fmicl.utils.options import option
 
 
 @dataclass(frozen=True)
 class TextDataOptions(CacheOptions):
-    """Where the sentences to train on and the STS tasks to evaluate on are.
-
-    Raises:
-        ValueError: an option is out of range; the message names it.
-    """
+    """Where the sentences to train on and the STS tasks to evaluate on are."""
 
     data: Path | None = option(None, "Text file to train on: UTF-8, one sentence per line.", role="location")
     sts: Path | None = option(
@@ -24,8 +20,6 @@ class TextDataOptions(CacheOptions):
         "are scored at the end.",
         role="location",
     )
-    sts_every: int = option(125, "Steps between two rows of metrics.csv and, with --sts, two scores on STS-B dev.")
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        require_positive_fields(self, "sts_every")
+    sts_every: int = option(
+        125, "Steps between two rows of metrics.csv and, with --sts, two scores on STS-B dev.", above=0
+    )

@@ -23,8 +23,8 @@ from fmicl.data import (
     training_labels,
 )
 from fmicl.data.augmentations.views import LocalCropOptions, SecondViewOptions, Views, view_pair
+from fmicl.divergences.critic import require_finite_at_zero
 from fmicl.methods import Method
-from fmicl.methods.rotation import require_finite_at_zero
 from fmicl.models.vision import encoder_specific_options
 from fmicl.runs.export import EncoderConfig, export
 from fmicl.runs.folder import Run, exclude_runs
@@ -105,7 +105,8 @@ class ImageTask(Task):
         """Build objective and encoder without weights, and look for the data."""
         settings.objective_options.build(settings.objective_context())
         if settings.rotation_weight:
-            require_finite_at_zero(settings.objective_options.information_divergence(settings.objective_context()))
+            divergence = settings.objective_options.information_divergence(settings.objective_context())
+            require_finite_at_zero(divergence, "rotation prediction")
         if dataset_info(settings.dataset).needs_folder:
             require_data_dir(settings.dataset, settings.data_dir, exists=local and not settings.download)
         if settings.unresolved:  # of a sweep, before its runs see their data

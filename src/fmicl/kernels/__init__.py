@@ -193,7 +193,7 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     """The implementation to use; None is the dense reference."""
     if kernel == "reference":
         return None
-    if kernel == "tiled" or (kernel == "auto" and not _prefers_triton(x, function, fast)):
+    if kernel == "tiled" or (kernel == "auto" and not _prefers_triton(x, function)):
         return _TILED
     if importlib.util.find_spec("triton") is None:
         raise ValueError("kernel='triton' needs the package triton, which is not installed; use kernel='auto'")
@@ -208,7 +208,7 @@ def _backend(kernel: Kernel, x: Tensor, function: PairFunction | None, fast: boo
     return TritonBackend(fast)
 
 
-def _prefers_triton(x: Tensor, function: PairFunction | None, fast: bool) -> bool:
+def _prefers_triton(x: Tensor, function: PairFunction | None) -> bool:
     if x.dtype == torch.float64 or not triton_runs_on(x.device):
         return False
     from fmicl.kernels.lowering import lower

@@ -37,6 +37,12 @@ COLUMNS = {
 } | {name: {"method": "simclr", "objective": "fmicl", "divergence": each} for name, each in OTHERS.items()}
 """Columns of our table, and the options of each."""
 DIVERGENCES = {options["divergence"]: name for name, options in COLUMNS.items() if "divergence" in options}
+RELATIVES = {
+    "MoCo": ("moco", "infonce"), "MoCo v3": ("mocov3", "infonce"), "BYOL": ("byol", None), "SwAV": ("swav", None),
+    "Barlow Twins": ("simclr", "barlow_twins"), "VICReg": ("simclr", "vicreg"), "RenyiCL": ("mocov3", "renyi"),
+    "RPC": ("simclr", "rpc"), "SigLIP": ("simclr", "siglip"), "DCL": ("simclr", "dcl"), "DHEL": ("simclr", "dhel"),
+}  # fmt: skip
+"""Systems beside f-MICL, each with settings of its own: method and objective."""
 PAPER = {
     "linear, 800 epochs": paper.LINEAR["cifar10"],
     "k-NN, 800 epochs": paper.KNN["cifar10"],
@@ -150,6 +156,36 @@ def is_main(run: Outcome) -> bool:
     return run.settings.recipe == "cifar10" and column(run) is not None and not run.differences
 
 
+def is_relative(run: Outcome) -> bool:
+    """Whether it is a system of its own settings, in 200 epochs on CIFAR-10, evaluated on the test images."""
+    return relative(run) is not None and run.settings.epochs == 200 and run.results.get("split") == "test"
+
+
+def relative(run: Outcome) -> str | None:
+    """Which of the systems beside f-MICL it is; None for runs of one."""
+    s = run.settings
+    given = (s.method, None if s.method_options.own_loss else s.objective)
+    found = next((name for name, each in RELATIVES.items() if each == given), None)
+    return found if s.recipe == "cifar10" else None
+
+
+def relatives(runs: Sequence[Outcome]) -> str:
+    """Systems with settings of their own beside the recipe's f-MICL and SimCLR, 200 epochs."""
+    rows: list[Sequence[Entry]] = []
+    for name in ("KL", "Pearson", "VLC", "SimCLR"):
+        these = [r for r in runs if is_main(r) and column(r) == name and r.settings.epochs == 200]
+        rows.append([name, "", *cells(these, ("knn", "linear", "effective_rank"))])
+    for name in RELATIVES:
+        groups: dict[str, list[Outcome]] = {}
+        for r in runs:
+            if is_relative(r) and relative(r) == name:
+                groups.setdefault(_listed(r.differences), []).append(r)
+        rows += [[name, key, *cells(each, ("knn", "linear", "effective_rank"))] for key, each in sorted(groups.items())]
+        if not groups:
+            rows.append([name, "", "", "", "", ""])
+    return table(["system", "differs from the recipe", "k-NN", "linear", "effective rank", RUNS], rows)
+
+
 def geometry(runs: Sequence[Outcome]) -> str:
     """Where the embeddings of those runs end: how far pairs are apart, and how much of the sphere is used."""
     ours = [r for r in runs if is_main(r) and r.score("alignment") is not None]
@@ -180,7 +216,7 @@ def others(runs: Sequence[Outcome]) -> str:
     groups: dict[tuple[str, ...], list[Outcome]] = {}
     for r in runs:
         s = r.settings
-        if s.task.name == "images" and not is_main(r):
+        if s.task.name == "images" and not is_main(r) and not is_relative(r):
             groups.setdefault((s.recipe, label(r), _listed(r.differences), str(s.epochs)), []).append(r)
     if not groups:
         return "No run is archived yet."
@@ -273,7 +309,7 @@ def _key(run: Outcome) -> tuple[tuple[str, str], ...]:
 def tables(results: Path) -> dict[str, str]:
     """All tables, by the name of their markers."""
     runs = load(results)
-    made = {make.__name__: make(runs) for make in (cifar10, geometry, others)}
+    made = {make.__name__: make(runs) for make in (cifar10, relatives, geometry, others)}
     return {**made, "text": text(runs, warm_starts(results))}
 
 

@@ -395,9 +395,28 @@ def test_development_scores_in_training_are_shown_where_they_are_on_record(tmp_p
     assert rows_of(shown)["JS"] == [""] * 7
 
 
+def test_relatives_are_runs_of_200_epochs_on_test_images(tmp_path: Path) -> None:
+    held_out = {"knn": 70.0, "linear": 71.0, "split": "validation"}
+    for name, changes in {
+        "byol": {"method": "byol", "epochs": 200, "batch_size": 256},
+        "trial": {"method": "byol", "epochs": 200, "results": held_out},
+        "short": {"objective": "dcl", "epochs": 100},
+        "kl": {"epochs": 200},
+    }.items():
+        put(tmp_path, **{name: make_record(run_folder(tmp_path / "runs" / name, **changes))})
+    made = reproduction.tables(tmp_path)
+    assert "| BYOL | `batch_size 256` | 84.00 | 88.00 | | [0](../results/byol.json) |" in made["relatives"]
+    assert "| DCL | | | | | |" in made["relatives"]
+    assert "| KL | | 84.00 | 88.00 | | [0](../results/kl.json) |" in made["relatives"]
+    assert "byol.json" not in made["others"]
+    assert "trial.json" in made["others"]
+    assert "short.json" in made["others"]
+
+
 def test_words_around_the_markers_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "page.md"
     words = "# Mine\n\n<!-- cifar10 -->\nold\n<!-- /cifar10 -->\nbetween\n<!-- others -->\n<!-- /others -->\n"
+    words += "<!-- relatives -->\n<!-- /relatives -->\n"
     path.write_text(words + "<!-- geometry -->\n<!-- /geometry -->\n<!-- text -->\n<!-- /text -->\nthe end\n")
     options = ["--results", str(tmp_path), "--page", str(path)]
     assert reproduction.main([*options, "--check"]) == 1

@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # this tree, installed or not
 
-from reproduction import load, page_parser, table, update
+from reproduction import is_main, load, page_parser, table, update
 from scipy.stats import kendalltau, spearmanr
 
 from fmicl.evaluation.scores import SCORES, score
@@ -78,8 +78,10 @@ def tables(results: Path) -> dict[str, str]:
 
     sweep = read_json(results / SWEEP)["runs"] if (results / SWEEP).exists() else []
     return {
-        "cifar10-200": cifar10(lambda r: r.settings.epochs == 200),
-        "cifar10-200-usable": cifar10(lambda r: r.settings.epochs == 200 and (r.results.get("knn") or 0) > USABLE),
+        "cifar10-200": cifar10(lambda r: is_main(r) and r.settings.epochs == 200),
+        "cifar10-200-usable": cifar10(
+            lambda r: is_main(r) and r.settings.epochs == 200 and (r.results.get("knn") or 0) > USABLE
+        ),
         "cifar10-all": cifar10(lambda _: True),
         "digits-sweep": correlation_table([run["results"] for run in sweep]),
     }

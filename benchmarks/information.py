@@ -81,7 +81,7 @@ TUNED_ON = {
     "1v1-normal-0.75", "1v1-additive-0.1", "multinormal-sparse-25-25-2-2.0", "student-identity-5-5-2",
     "spiral-multinormal-sparse-3-3-2-2.0", "spiral-multinormal-sparse-25-25-2-2.0",
 }  # fmt: skip
-"""Tasks on which the default was developed: at first on seed 0; the joint network and the interval on 8 and 9."""
+"""Tasks on which the critics were developed: at first on seed 0; the joint network on 8 and 9."""
 OURS: dict[str, dict[str, Any]] = {
     "fmicl (default)": {},
     "Donsker-Varadhan, separable": {"estimator": "donsker_varadhan", "critic": "separable"},

@@ -454,6 +454,36 @@ def test_a_critic_that_is_still_learning_is_reported() -> None:
     settled, learning = Estimate(1.05, 1, 1.1, 1.0, 1.1, 0.95), Estimate(1.05, 1, 1.1, 1.0, 1.1, 0.8)
     assert not warnings_of(kl, {"nwj": settled}, 5000)
     assert "nwj by 0.20" in warnings_of(kl, {"nwj": learning}, 5000)[0]
+    by_chance = Estimate(1.05, 0.8, 1.3, 1.0, 1.1, 0.8)
+    assert not warnings_of(kl, {"nwj": by_chance}, 5000)
+
+
+def test_critics_of_half_as_many_samples_count_where_no_network_helped() -> None:
+    """A Student copula: the test finds nothing, and the interval that trusts it misses the truth."""
+
+    def entropy(d: int) -> float:  # of a Student distribution with 2 degrees of freedom, up to terms that cancel
+        top = torch.tensor([1 + d / 2, 1.0], dtype=F64)
+        return float(top[0] * (top[0].digamma() - top[1].digamma()) - top[0].lgamma())
+
+    truth = 2 * entropy(3) - entropy(6)
+    assert truth == pytest.approx(0.2909, abs=1e-4)  # as the package benchmark-mi has it
+    fitted = InformationEstimator(training=QUICK).fit(*student(800, 3))
+    assert truth < fitted.interval()[1]
+    fitted._half = None
+    assert fitted.interval()[1] < truth
+
+
+def test_the_network_that_did_not_help_is_not_trained_on_half_as_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[type] = []
+    optimise = InformationEstimator._optimise
+
+    def counted(self: InformationEstimator, critic: Critic, *rest: Any) -> None:
+        trained.append(type(critic))
+        optimise(self, critic, *rest)
+
+    monkeypatch.setattr(InformationEstimator, "_optimise", counted)
+    estimate(*pairs(0.5, 300), folds=2, training=QUICK)
+    assert [each.__name__ for each in trained] == 2 * ["CopulaCritic", "JointCritic"] + 2 * ["CopulaCritic"]
 
 
 def test_a_lower_bound_trains_no_critics_of_half_as_many_samples() -> None:

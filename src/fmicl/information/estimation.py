@@ -11,8 +11,8 @@ bound, and the mean of both (``corrected``) one for the information itself.
 
 That holds for a critic that can represent the log ratio, and no data can show that one can: no upper confidence bound
 of the information holds for every distribution. What data show is whether the critic is still learning. So a critic of
-half as many samples is evaluated, too, unless a test finds nothing better than the critic's simplest form
-(:meth:`InformationEstimator.interval`).
+half as many samples is evaluated, too (:meth:`InformationEstimator.interval`); without the alternatives if they were
+no better.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class Estimate(NamedTuple):
         high: upper end of the interval.
         held_out: the estimator's own value on samples that its critic has not seen.
         in_sample: its value on the samples that the critic was trained on.
-        half: its value on samples that the critic has not seen, for critics of half as many samples. NaN where the
-            interval has no use for it: nothing better was found than the critic's simplest form in any fold, or the
-            estimate is not ``corrected``.
+        half: its value on samples that the critic has not seen, for critics of half as many samples; NaN where the
+            estimate is not ``corrected``, so that the interval has no use for it.
     """
 
     value: float
@@ -116,11 +115,10 @@ class _Scores(NamedTuple):
 
 
 class _Trained(NamedTuple):
-    """A critic, log E_independent[e^score] on its samples, and whether it may be unable to represent the log ratio."""
+    """A critic, and log E_independent[e^score] on its samples."""
 
     critic: Critic
     offset: float
-    doubtful: bool
 
 
 class _Share(NamedTuple):
@@ -222,17 +220,17 @@ class InformationEstimator:
         inside = [order[fold_of == fold] for fold in range(self.folds)]
         outside = [order[fold_of != fold] for fold in range(self.folds)]
         number = 2 * self.folds if self.corrected else self.folds
-        held_out, in_sample, half, doubtful = [], [], [], False
+        held_out, in_sample, half, stacked = [], [], [], []
         for fold in range(self.folds):
             trained = self._train([part[outside[fold]] for part in columns], fold, number)
             held_out.append(self._sums(trained, [part[inside[fold]] for part in columns]))
             in_sample.append(self._sums(trained, [part[outside[fold]] for part in columns]))
-            doubtful |= trained.doubtful
-        for fold in range(self.folds if self.corrected and doubtful else 0):
+            stacked.append(isinstance(trained.critic, Stack))
+        for fold in range(self.folds if self.corrected else 0):
             some = outside[fold][: len(outside[fold]) // 2]
-            trained = self._train([part[some] for part in columns], self.folds + fold, number)
+            trained = self._train([part[some] for part in columns], self.folds + fold, number, stacked[fold])
             half.append(self._sums(trained, [part[inside[fold]] for part in columns]))
-        if self.progress is not None and not half:
+        if self.progress is not None:
             self.progress(1.0)
         self._held_out, self._in_sample = _joined(held_out), _joined(in_sample)
         self._half = _joined(half) if half else None
@@ -253,8 +251,7 @@ class InformationEstimator:
         Samples are drawn with replacement, with the critics as they are, and the estimate is linearised in its means.
         With ``corrected``, the truth is taken as uniform between the held-out value V and V + L, L being what the
         critic may lack, and its variance :math:`L^2 / 12` is added. L is the in-sample value less V if the critic can
-        represent the log ratio. That is assumed at the lower end; and at the upper end, too, where no fold's test found
-        anything better than the critic's simplest form (`Critic.alternatives`). Otherwise the upper end adds
+        represent the log ratio. That is assumed at the lower end. The upper end adds
         :math:`(V - V_{1/2}) / (2^{1/3} - 1)`, where :math:`V_{1/2}` is the value of half as many samples, or 0 where
         that is negative, as no information is: the bias that is left if it falls as :math:`n^{-1/3}`. It assumes that
         it falls at least that fast: of a dependence that the critics do not begin to find, no data tell.
@@ -293,8 +290,8 @@ class InformationEstimator:
 
     # --- training ----------------------------------------------------------------------------------------------------
 
-    def _train(self, columns: list[Tensor], number: int, trainings: int) -> _Trained:
-        """A critic trained on these samples; which of all trainings it is."""
+    def _train(self, columns: list[Tensor], number: int, trainings: int, alternatives: bool = True) -> _Trained:
+        """A critic trained on these samples, with or without its alternatives; which of all trainings it is."""
         options = self.training
         generator = torch.Generator().manual_seed(mix_seed(self.seed, 2, number))
         x, y = columns
@@ -305,7 +302,7 @@ class InformationEstimator:
             torch.manual_seed(mix_seed(self.seed, 3, number))
             critic = self._build(x, y).to(self.device)
             critic.start(x[train], y[train])
-            choices = critic.alternatives(x[train], y[train])
+            choices = critic.alternatives(x[train], y[train]) if alternatives else (critic,)
         for k, choice in enumerate(choices):
             share = _Share((number + k / len(choices)) / trainings, 1 / (len(choices) * trainings))
             if any(parameter.requires_grad for parameter in choice.parameters()):
@@ -314,8 +311,7 @@ class InformationEstimator:
         critic.eval()
         with torch.no_grad():
             offsets = [log_mean_exp(scores.independent.double()) for scores in self._scores(critic, x, y)]
-        settled = len(choices) > 1 and critic is choices[0]  # a test found nothing that it lacks
-        return _Trained(critic, float(log_mean_exp(torch.stack(offsets))), not settled)
+        return _Trained(critic, float(log_mean_exp(torch.stack(offsets))))
 
     def _choose(self, choices: Sequence[Critic], x: Tensor, y: Tensor) -> Critic:
         """A weighted mean of critics if its InfoNCE bound here is higher by two standard errors, or the first critic.

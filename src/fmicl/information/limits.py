@@ -121,5 +121,6 @@ def warnings_of(divergence: Divergence, estimates: Mapping[str, Estimate], sampl
 
 
 def _learning(found: Estimate) -> bool:
-    """Whether more samples gain more than in-sample optimism, twice what they gain a critic that can be right."""
-    return found.held_out - found.half > found.in_sample - found.held_out > 0
+    """Whether more samples gain more than chance, and than in-sample optimism: twice a right critic's gain."""
+    gain = found.held_out - found.half
+    return gain > found.in_sample - found.held_out > 0 and gain > found.value - found.low

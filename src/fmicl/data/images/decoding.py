@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -295,6 +295,6 @@ def _ends_with(path: Path, end: bytes) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if type(error).__name__ == "UnidentifiedImageError":
+    if isinstance(error, UnidentifiedImageError):
         return "not an image, or of a format that Pillow can't read; convert it to JPEG or PNG"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

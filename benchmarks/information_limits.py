@@ -40,14 +40,14 @@ REPEATS = 20
 NAMES = ("kl", "js", "squared_hellinger", "vlc")
 
 
-def log_ratios(number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def log_ratios(number: int, generator: torch.Generator, nats: float = NATS) -> tuple[Tensor, Tensor]:
     """True log density ratios of joint and of independent samples."""
-    rho = correlations_for(NATS, DIMENSIONS)[0]
+    rho = correlations_for(nats, DIMENSIONS)[0]
     x, noise, other = torch.randn(3, number, DIMENSIONS, generator=generator, dtype=torch.float64)
 
     def ratio(y: Tensor) -> Tensor:
         quadratic = (2 * rho * x * y - rho**2 * (x.square() + y.square())) / (2 * (1 - rho**2))
-        total: Tensor = NATS + quadratic.sum(dim=1)
+        total: Tensor = nats + quadratic.sum(dim=1)
         return total
 
     return ratio(rho * x + math.sqrt(1 - rho**2) * noise), ratio(other)

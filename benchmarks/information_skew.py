@@ -1,11 +1,11 @@
 """What a skew does to an estimate of f-mutual information: variance, bias, and what can still be told apart.
 
-    python benchmarks/information_skew.py --json results/benchmarks/information-skew.json      # half a minute
+    python benchmarks/information_skew.py --json results/benchmarks/information-skew.json      # seconds
 
-20-dimensional Gaussians of 2, 6 and 10 nats, and their true log density ratio as critic, so that a learned critic's error
-plays no part. The estimate is E_joint[f'(u)] - E_independent[f*(f'(u))] from 1,000 samples of each, repeated 200 times,
-beside the true value of the skewed information. Its standard deviation over the slope d (skewed value) / d (nats) is the
-uncertainty in nats of KL: what two Gaussians must differ by to be told apart.
+20-dimensional Gaussians of 2, 6 and 10 nats, and their true log density ratio as critic, so that a learned critic's
+error plays no part. The estimate is E_joint[f'(u)] - E_independent[f*(f'(u))] from 1,000 samples of each, repeated 200
+times, beside the true value of the skewed information. Its standard deviation, over the slope of the true value in
+nats, is the uncertainty in nats of KL: what two Gaussians must differ by to be told apart.
 """
 
 from __future__ import annotations

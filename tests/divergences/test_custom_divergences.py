@@ -193,9 +193,9 @@ class Scaled(KL):
 def test_parameters_are_checked_as_their_options_declare(value: Any, facts: str) -> None:
     with pytest.raises(ValueError, match=f"scale.*{facts}"):
         Scaled(scale=value)
-    learned = torch.tensor(3.0, requires_grad=True)
+    learned: Any = torch.tensor(3.0, requires_grad=True)
     assert Scaled(scale=1.5).scale == 1.5
-    assert Scaled(scale=learned).scale is learned  # type: ignore[arg-type]
+    assert Scaled(scale=learned).scale is learned
 
 
 def test_a_redefined_penalty_has_its_own_curvature() -> None:

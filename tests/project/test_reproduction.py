@@ -397,12 +397,13 @@ def test_development_scores_in_training_are_shown_where_they_are_on_record(tmp_p
 
 def test_relatives_are_runs_of_200_epochs_on_test_images(tmp_path: Path) -> None:
     held_out = {"knn": 70.0, "linear": 71.0, "split": "validation"}
-    for name, changes in {
+    runs: dict[str, dict[str, Any]] = {
         "byol": {"method": "byol", "epochs": 200, "batch_size": 256},
         "trial": {"method": "byol", "epochs": 200, "results": held_out},
         "short": {"objective": "dcl", "epochs": 100},
         "kl": {"epochs": 200},
-    }.items():
+    }
+    for name, changes in runs.items():
         put(tmp_path, **{name: make_record(run_folder(tmp_path / "runs" / name, **changes))})
     made = reproduction.tables(tmp_path)
     assert "| BYOL | `batch_size 256` | 84.00 | 88.00 | | [0](../results/byol.json) |" in made["relatives"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from fmicl import functional, theory
 from fmicl.divergences import Divergence
 from fmicl.divergences.catalogue import KL
 from fmicl.information import f_mutual_information, variational_bound
+from fmicl.utils.options import option
 from two_views import F64, NAMES, batch
 
 
@@ -178,6 +180,22 @@ class Whole(Half):
 
     def _conjugate_derivative(self, t: Tensor) -> Tensor:
         return torch.exp(t - 1) / 2
+
+
+@dataclass(frozen=True)
+class Scaled(KL):
+    """KL with parameters that are unused."""
+
+    scale: float = option(2.0, "A number above 1.", above=1)
+
+
+@pytest.mark.parametrize(("value", "facts"), [(1.0, "above 1.*1.0"), (math.nan, "nan"), ("2", "number.*'2'")])
+def test_parameters_are_checked_as_their_options_declare(value: Any, facts: str) -> None:
+    with pytest.raises(ValueError, match=f"scale.*{facts}"):
+        Scaled(scale=value)
+    learned: Any = torch.tensor(3.0, requires_grad=True)
+    assert Scaled(scale=1.5).scale == 1.5
+    assert Scaled(scale=learned).scale is learned
 
 
 def test_a_redefined_penalty_has_its_own_curvature() -> None:

@@ -96,6 +96,26 @@ class TestPairs:
         assert none is None
         assert float(total) == pytest.approx(float(exact[0]), rel=bound, abs=bound)
 
+    @pytest.mark.parametrize(("fast", "d", "fused"), [(False, 40, False), (True, 40, True), (True, 200, False)])
+    def test_triton_with_little_shared_memory(
+        self, fast: bool, d: int, fused: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """GPUs with 99 KiB take two steps where the tiles of a single pass don't fit, and smaller log-sum-exps."""
+        monkeypatch.setattr("fmicl.kernels.triton.shared_memory", lambda _: 99 * 1024)
+        backend, function = TritonBackend(fast), FUNCTIONS["js"]
+        x, other = rows(70, d).to(TRITON_DEVICE), rows(45, d, 1).to(TRITON_DEVICE)
+        assert (backend._fused_shape(d, "js", x.device) is not None) == fused
+        close(backend.pair_symmetric(x, function, True), dense(x, None, function, 0), tolerance(fast))
+        close(backend.pair_rows(x, other, function, 0, True), dense(x, other, function, 0), tolerance(fast))
+        exact = [value.double().requires_grad_() for value in (x, other)]
+        values = reference.row_logsumexp(exact[0], exact[1], 4.0, 0)
+        seen = backend.logsumexp_rows(x, other, 4.0, 0)
+        torch.testing.assert_close(seen.double(), values.detach(), rtol=tolerance(fast), atol=tolerance(fast))
+        own = Normaliser(seen, torch.ones_like(seen))
+        by_rows = backend.logsumexp_both(x, other, 4.0, 0, own)
+        for gradient, true in zip(by_rows, torch.autograd.grad(values.sum(), exact), strict=True):
+            assert float((gradient.double() - true).norm()) <= tolerance(fast) * float(true.norm())
+
     @pytest.mark.parametrize("fast", [False, True])
     @pytest.mark.parametrize("d", [40, 300])
     @pytest.mark.parametrize("skip", [None, 0, -7])

@@ -280,7 +280,7 @@ class TestRefusals:
                 loss(x, y, **arguments)
 
     def test_what_is_no_label(self) -> None:
-        self.refused(r"\(3,\).*\(4, 4\)", labels=torch.zeros(3, dtype=torch.long))
+        self.refused(r"4 samples.*\(3,\)", labels=torch.zeros(3, dtype=torch.long))
         self.refused("float32", labels=torch.zeros(4))
         self.refused("list", labels=[0, 1, 2, 3])
         self.refused(r"\(4, 1, 1\)", labels=torch.zeros(4, 1, 1, dtype=torch.long))
@@ -288,6 +288,7 @@ class TestRefusals:
 
     def test_what_is_no_target(self) -> None:
         self.refused(r"4 samples.*\(4, 3\)", targets=torch.zeros(4, 3))
+        self.refused(r"4 samples.*\(3, 4\)", targets=torch.zeros(3, 4))
         self.refused(r"\(4,\)", targets=torch.zeros(4))
         self.refused("negative.*-1", targets=-torch.eye(4))
         self.refused("negative.*-1", targets=-torch.eye(4).to_sparse())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fmicl.utils.learnable import Scalar, format_scalar, log, require_positive_scalar
+from fmicl.utils.options import options_of
 
 
 def as_real(value: Tensor | float) -> Tensor:
@@ -76,6 +77,14 @@ class Divergence(ABC):
             derived |= dict.fromkeys(("conjugate", "conjugate_derivative"), Divergence._undefined_conjugate)
         for name in derived.keys() - own:
             setattr(cls, f"_{name}", derived[name])
+
+    def __post_init__(self) -> None:
+        """Check the parameters that are numbers, by the types and bounds of their options."""
+        kind: Any = type(self)
+        for each in options_of(kind):
+            value = getattr(self, each.name)
+            if not isinstance(value, Tensor):
+                each.check(value)
 
     def f(self, u: Tensor | float) -> Tensor:
         """The generator f(u); +inf for u < 0."""

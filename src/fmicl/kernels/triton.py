@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from fmicl.kernels import device
 from fmicl.kernels.backend import Normaliser, PairFunction, is_moderate
 from fmicl.kernels.lowering import LOG2E, SOFTMAX_KINDS, Lowered, lower, lower_softmax
-from fmicl.utils.triton import interpreting, launch, multiprocessors
+from fmicl.utils.triton import interpreting, launch, multiprocessors, shared_memory
 
 _NO_SKIP = 2**30  # an offset that no pair has
 _FUSED_DEPTH = 256  # largest d for which a block of rows and its gradient fit a multiprocessor
@@ -77,6 +77,8 @@ _FUSED_128 = {
     "softmax_wide": _Shape(64, 128, 4, 2),
 }
 _HELD = _Shape(128, 64, 8, 3)  # of a log-sum-exp that reads its rows once
+# Bytes of shared memory that tiles take when compiled for GPUs before compute capability 9.0, which may have 99 KiB.
+_FUSED_256_MEMORY, _FUSED_PRECISE_MEMORY, _LOGSUMEXP_PRECISE_MEMORY = 128 * 1024, 224 * 1024, 128 * 1024
 _BELOW = ("js", "vlc")  # kinds with a faster one for z <= 0
 _ROUNDING = 1e-6  # of an offset that cancels a scale
 
@@ -155,7 +157,8 @@ class TritonBackend:
         """Tiles of the log-sum-exps of n rows with m columns."""
         d = -(-d // 16) * 16
         held = self.fast and d <= _FUSED_DEPTH
-        shape = _HELD if held else _Shape(128, 128, 8, 3)
+        fits = self.fast or shared_memory(device) >= _LOGSUMEXP_PRECISE_MEMORY
+        shape = _HELD if held else _Shape(128, 128, 8, 3) if fits else _Shape(64, 64, 4, 3)
         depth = 1 << (d - 1).bit_length() if held else 64 if self.fast else 32
         return _LogSumExpTiles(shape, depth, held, *_split(_blocks(n, shape.rows), m, shape.columns, device))
 
@@ -259,7 +262,7 @@ class TritonBackend:
             dtype = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
         x = self._operand(x)
         other = x if columns is None else self._operand(columns)
-        shape = self._fused_shape(x.shape[1], lowered.kind)
+        shape = self._fused_shape(x.shape[1], lowered.kind, x.device)
         if shape is not None:
             total, grad = self._fused(shape, x, other, lowered, skip, gradient, rows, others, dtype, paired)
         else:
@@ -284,19 +287,17 @@ class TritonBackend:
     def _of_range(self, lowered: Lowered) -> Lowered:
         """With the kind for z <= 0, where unit rows have no other z, as with mu = 1."""
         below = lowered.offset + abs(lowered.scale) <= _ROUNDING * abs(lowered.scale)
-        return (
-            lowered._replace(kind=f"{lowered.kind}_below")
-            if self.fast and below and lowered.kind in _BELOW
-            else lowered
-        )
+        if self.fast and below and lowered.kind in _BELOW:
+            return lowered._replace(kind=f"{lowered.kind}_below")
+        return lowered
 
-    def _fused_shape(self, d: int, kind: str) -> _Shape | None:
+    def _fused_shape(self, d: int, kind: str, device: torch.device) -> _Shape | None:
         """Tile for which a block of rows and its gradient fit a multiprocessor; None if there is none."""
         if not self.fast:
-            return _Shape(128, 64, 8, 2) if d <= 128 else None
+            return _Shape(128, 64, 8, 2) if d <= 128 and shared_memory(device) >= _FUSED_PRECISE_MEMORY else None
         if d <= 128:
             return _FUSED_128.get(kind, _Shape(128, 64, 8, 3))
-        if d <= _FUSED_DEPTH:
+        if d <= _FUSED_DEPTH and shared_memory(device) >= _FUSED_256_MEMORY:
             return _Shape(128, 64, 8, 4 if kind == "exp" else 3)
         return None
 

@@ -61,8 +61,9 @@ def check_options(**options: Unpack[ComputeOptions]) -> None:
     unknown = sorted(set(options) - set(ComputeOptions.__annotations__))
     if unknown:
         raise TypeError(
-            f"unknown option {', '.join(unknown)}; known: {', '.join(ComputeOptions.__annotations__)}. "
-            "Parameters of a divergence go to the divergence: fmicl.divergence('tsallis', order=2.0)"
+            f"unknown option {', '.join(unknown)}; besides its own arguments a loss takes "
+            f"{', '.join(ComputeOptions.__annotations__)}. Parameters of a divergence go to the divergence: "
+            "fmicl.divergence('tsallis', order=2.0)"
         )
     options = _DEFAULTS | options
     for name in ("normalised", "gather"):

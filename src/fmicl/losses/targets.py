@@ -79,7 +79,9 @@ class Targets:
         """Raise ValueError for another number of rows than x has, another device, or negative weights."""
         name = "targets" if self.kind == "matrix" else "labels"
         if len(self.given) != len(x):
-            raise ValueError(f"{name} of shape {tuple(self.given.shape)} are not those of x, {tuple(x.shape)}")
+            raise ValueError(
+                f"{name} must have a row for each of the {len(x)} samples of x, got shape {tuple(self.given.shape)}"
+            )
         if self.given.device != x.device:
             raise ValueError(f"{name} are on {self.given.device} but x is on {x.device}")
         if self.kind != "classes" and self.given.device.type == "cpu":  # elsewhere it would synchronise

@@ -40,7 +40,7 @@ def print_results(path: Path) -> None:
             table.add_row(name, *(f"{row[key]:.2f}" if key in row else "" for key in shown))
     Console().print(table)
     if count < FEW_IMAGES:
-        print(f"warning: only {count} test images: each is {100 / count:.1f} percent of the accuracy")
+        print(f"warning: only {count} test images: each is {100 / count:.1f} points of accuracy")
 
 
 def print_sts(results: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A thing that is configured (a method, an objective, a divergence, the optimiser) keeps its options in a frozen dataclass
 beside it, whose fields are declared by :func:`option`. Everything else follows from these declarations: command-line
-options, `--help`, type checks, JSON, sweeps, what may differ when a run resumes.
+options, `--help`, checks of types and bounds, JSON, sweeps, what may differ when a run resumes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def option(
         default: its value unless a recipe or the user says otherwise.
         help: one or two sentences for `--help`.
         role: see :data:`Role`.
-        above: lower bound of a number, or of each number of a tuple, itself not allowed.
+        above: lower bound of a number, or of each number of a tuple, itself not allowed. Bounded or not, numbers must
+            be finite; None and text have no bounds.
         at_least: lower bound, itself allowed.
         below: upper bound, itself not allowed.
         at_most: upper bound, itself allowed.

@@ -54,10 +54,7 @@ def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that a program may use, from 99 KiB (8.6, 8.9) to 227 (9.0), as for the interpreter."""
     if device.type == "cpu":
         return 227 * 1024
-    import triton
-
-    # the limit that Triton refuses a launch by
-    return int(triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
 
 
 _compilation: _Compilation | None = None  # global, not per thread: autograd runs backward in a thread of its own

@@ -17,6 +17,8 @@ from fmicl.utils.formatting import format_duration
 class ProgressDisplay(Callback):
     """A bar with epoch, loss, rate and time left; where there is no terminal, a line each ten seconds.
 
+    The first batch, in which kernels are compiled, takes no part in the rate.
+
     Args:
         module: what is trained.
         batch_size: samples of a batch.
@@ -32,7 +34,8 @@ class ProgressDisplay(Callback):
         self._bar: Any = None
         self._task: Any = None
         self._shown, self._done = 0.0, 0  # when, and where the run stood
-        self._rate: float | None = None  # batches a second, recent: the first ones are slow
+        self._rate: float | None = None  # batches a second, recent
+        self._first = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start the clock, and the bar where there is a terminal."""
@@ -51,6 +54,11 @@ class ProgressDisplay(Callback):
         """Show where the run stands, a few times a second at most: to read the loss makes a GPU wait."""
         now, done, optimisation = time.monotonic(), self.module.batches, self.module.optimisation
         total, length = optimisation.total_batches, optimisation.batches_per_epoch
+        if self._first and done < total:
+            if not self.live and now - self._shown >= 10.0:
+                self.say(f"the first batch took {format_duration(now - self._shown)}, which the rate below leaves out")
+            self._shown, self._done, self._first = now, done, False
+            return
         if now - self._shown < (0.25 if self.live else 10.0) and done < total:
             return
         recent = (done - self._done) / max(now - self._shown, 1e-9)

@@ -292,6 +292,7 @@ class TestRefusals:
         self.refused(r"\(4,\)", targets=torch.zeros(4))
         self.refused("negative.*-1", targets=-torch.eye(4))
         self.refused("negative.*-1", targets=-torch.eye(4).to_sparse())
+        self.refused("NaN.*nan", targets=torch.eye(4).log().sqrt())
         self.refused("both", labels=torch.zeros(4, dtype=torch.long), targets=torch.eye(4))
 
     def test_explicit_negatives_have_no_classes(self) -> None:

@@ -86,8 +86,8 @@ class Targets:
             raise ValueError(f"{name} are on {self.given.device} but x is on {x.device}")
         if self.kind != "classes" and self.given.device.type == "cpu":  # elsewhere it would synchronise
             values = self.given.values() if self.given.is_sparse else self.given
-            if values.numel() and bool(values.min() < 0):
-                raise ValueError(f"{name} must not be negative, but the smallest is {values.min()}")
+            if values.numel() and not bool(values.min() >= 0):
+                raise ValueError(f"{name} must not be negative or NaN, but the smallest is {values.min()}")
 
     def of_all_processes(self, dtype: torch.dtype, world: World) -> PairWeights:
         """The weights of this process's rows with the samples of all processes."""

@@ -117,7 +117,7 @@ def test_the_table_says_how_many_images_were_held_out(
     shown = words_of(capsys.readouterr().out)
     assert "held-out split" in shown
     assert f"{count} images" in shown
-    assert ("only 15 test images" in shown, "6.7 percent" in shown) == (count == 15, count == 15)
+    assert ("only 15 test images" in shown, "6.7 points" in shown) == (count == 15, count == 15)
 
 
 def test_train_evaluate_report_embed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,8 @@ class Divergence(ABC):
 
     def __post_init__(self) -> None:
         """Check the parameters that are numbers, by the types and bounds of their options."""
+        if torch.compiler.is_compiling():  # it can't trace the look-up of the options
+            return
         kind: Any = type(self)
         for each in options_of(kind):
             value = getattr(self, each.name)

@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import statistics
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or not
 
 import torch  # noqa: E402
-from measure import processor  # noqa: E402
+from measure import provenance  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from fmicl.divergences import Divergence, divergence  # noqa: E402
 from fmicl.information import correlations_for, gaussian_information, largest_bound, largest_information  # noqa: E402
-from fmicl.utils.provenance import commit, versions  # noqa: E402
 
 NATS, DIMENSIONS = 10.0, 20
 SIZES = (100, 1000, 10_000, 100_000)
@@ -97,10 +94,8 @@ def main() -> None:
             mean = statistics.fmean(reached)
             print(f"| `{name}` | {largest} | {truth[name]:.3f} | {number:,} | {row['limit']:.3f} | {mean:.3f} |")
     if options.json:
-        record = {
-            "command": shlex.join(["python", "benchmarks/information_limits.py", *sys.argv[1:]]),
-            "device": processor(), "versions": versions(["torch"]), "commit": commit(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"), "nats": NATS, "dimensions": DIMENSIONS,
+        record = provenance("cpu") | {
+            "nats": NATS, "dimensions": DIMENSIONS,
             "confidence": 1 - DELTA, "seed": "the number of samples", "rows": rows,
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import statistics
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +23,10 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]  # this tree, installed or 
 
 import torch  # noqa: E402
 from information_limits import DIMENSIONS, log_ratios  # noqa: E402
-from measure import processor  # noqa: E402
+from measure import provenance  # noqa: E402
 
 from fmicl.divergences import Divergence, divergence  # noqa: E402
 from fmicl.information import correlations_for, gaussian_information  # noqa: E402
-from fmicl.utils.provenance import commit, versions  # noqa: E402
 
 ALL_NATS = (2.0, 6.0, 10.0)
 SKEWS = (0.0, 0.001, 0.01, 0.1, 0.5)
@@ -76,10 +73,8 @@ def main() -> None:
         words = [number(value) if math.isfinite(value) else "infinite" for value in shown]
         print(f"| `{row['divergence']}` | {row['nats']:g} | {row['skew']:g} | {' | '.join(words)} |")
     if options.json:
-        record = {
-            "command": shlex.join(["python", "benchmarks/information_skew.py", *sys.argv[1:]]),
-            "device": processor(), "versions": versions(["torch"]), "commit": commit(),
-            "date": datetime.now(UTC).strftime("%Y-%m-%d"), "dimensions": DIMENSIONS, "samples": SAMPLES,
+        record = provenance("cpu") | {
+            "dimensions": DIMENSIONS, "samples": SAMPLES,
             "repeats": REPEATS, "seed": 0, "rows": rows,
         }  # fmt: skip
         options.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

@@ -57,8 +57,8 @@ class _LogSumExpTiles(NamedTuple):
     share: int
 
 
-class Vector(NamedTuple):
-    """What a softmax kind reads of each row or column: g 2^-v, or v itself with g = 1 for "softmax_wide"."""
+class LoweredNormaliser(NamedTuple):
+    """A `Normaliser` as a softmax kind reads it: g 2^-v of each row or column, or v with g = 1 for "softmax_wide"."""
 
     value: Tensor
 
@@ -232,7 +232,12 @@ class TritonBackend:
         return self.fast and x.shape[1] > _FUSED_DEPTH
 
     def lowered_both(
-        self, x: Tensor, columns: Tensor, lowered: Lowered, skip: int | None, rows: Normaliser | Vector | None
+        self,
+        x: Tensor,
+        columns: Tensor,
+        lowered: Lowered,
+        skip: int | None,
+        rows: Normaliser | LoweredNormaliser | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Sum without the constant, and gradients of rows and of columns by one buffer of slopes."""
         width, lowered = x.shape[1], self._of_range(lowered)
@@ -250,8 +255,8 @@ class TritonBackend:
         lowered: Lowered,
         skip: int | None,
         gradient: bool,
-        rows: Normaliser | Vector | None = None,
-        others: Normaliser | Vector | None = None,
+        rows: Normaliser | LoweredNormaliser | None = None,
+        others: Normaliser | LoweredNormaliser | None = None,
         paired: bool = False,
         dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | None]:
@@ -309,8 +314,8 @@ class TritonBackend:
         lowered: Lowered,
         skip: int | None,
         gradient: bool,
-        rows: Normaliser | Vector | None,
-        others: Normaliser | Vector | None,
+        rows: Normaliser | LoweredNormaliser | None,
+        others: Normaliser | LoweredNormaliser | None,
         dtype: torch.dtype,
         paired: bool,
     ) -> tuple[Tensor, Tensor | None]:
@@ -351,8 +356,8 @@ class TritonBackend:
         skip: int | None,
         gradient: bool,
         symmetric: bool,
-        rows: Normaliser | Vector | None,
-        others: Normaliser | Vector | None,
+        rows: Normaliser | LoweredNormaliser | None,
+        others: Normaliser | LoweredNormaliser | None,
         both: bool = False,
         paired: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -426,7 +431,10 @@ def _split(blocks: int, m: int, width: int, device: torch.device) -> tuple[int, 
 
 
 def _vectors(
-    lowered: Lowered, rows: Normaliser | Vector | None, others: Normaliser | Vector | None, unused: Tensor
+    lowered: Lowered,
+    rows: Normaliser | LoweredNormaliser | None,
+    others: Normaliser | LoweredNormaliser | None,
+    unused: Tensor,
 ) -> tuple[tuple[Tensor, ...], bool]:
     """The vectors that a kernel reads, and whether it reads the first ones.
 
@@ -440,10 +448,10 @@ def _vectors(
     return (*of_rows, *of_columns), rows is not None
 
 
-def _of_side(kind: str, given: Normaliser | Vector | None, unused: Tensor) -> tuple[Tensor, Tensor]:
+def _of_side(kind: str, given: Normaliser | LoweredNormaliser | None, unused: Tensor) -> tuple[Tensor, Tensor]:
     if given is None:
         return unused, unused
-    if isinstance(given, Vector):
+    if isinstance(given, LoweredNormaliser):
         return given.value, unused if kind == "softmax" else torch.ones_like(given.value)
     if kind == "softmax":
         return given.shares().float(), unused

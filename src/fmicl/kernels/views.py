@@ -294,12 +294,12 @@ class ViewLossPlan:
         self.backend.write_logsumexp(x, other, LOG2E * self.loss.scale, 0, self.paired, self.tiles, parts, 1.0)
 
     def _large_softmax(self, state: ViewLossState) -> None:
-        from fmicl.kernels.triton import Vector
+        from fmicl.kernels.triton import LoweredNormaliser
 
         backend, units = self.backend, state.units
         found = torch.empty(self.n, dtype=torch.float32, device=units.device)
         self._normalisers(state.scratch, found, *self._normalisers_numbers)
-        anchors, f32 = Vector(found), torch.float32
+        anchors, f32 = LoweredNormaliser(found), torch.float32
         if not self.two_sided:
             _, gradient = backend.lowered_pairs(
                 units, None, self.lowered, 0, True, anchors, anchors, self.paired, dtype=f32
